@@ -1,0 +1,54 @@
+"""Names of workers: a group of workers by name, and a rank in it.
+
+Knows nothing of hosts, ports or processes; where a worker lives is the rendezvous' business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import AddressError
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class WorkerAddress:
+    """Address of one worker, ordered by name and then rank.
+
+    Args:
+        name: name of the worker group, not empty, without surrounding white space.
+        rank: rank in that group, from 0.
+
+    Raises:
+        AddressError: the name is empty or the rank negative or not an integer.
+    """
+
+    name: str
+    rank: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or self.name != self.name.strip():
+            raise AddressError(
+                f"worker name {self.name!r} is not usable: give a non-empty string "
+                "without surrounding white space"
+            )
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 0:
+            raise AddressError(f"rank {self.rank!r} of worker {self.name!r} is not an integer >= 0")
+
+    @classmethod
+    def parse(cls, text: WorkerAddress | str) -> WorkerAddress:
+        """Read ``"name:rank"``; an address is returned as it is.
+
+        Raises:
+            AddressError: the text is not of that form.
+        """
+        if isinstance(text, WorkerAddress):
+            return text
+        if not isinstance(text, str):
+            raise AddressError(f"{text!r} is neither a WorkerAddress nor a string like 'rollout:0'")
+        name, colon, rank = text.rpartition(":")
+        if not colon or not (rank.isascii() and rank.isdigit()):
+            raise AddressError(f"{text!r} is not a worker address: write 'name:rank', as 'rollout:0'")
+        return cls(name, int(rank))
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.rank}"

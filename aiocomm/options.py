@@ -1,0 +1,63 @@
+"""What may be tuned, in one frozen place, with units.
+
+Every default was chosen by measurement or by the reason that stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import UsageError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Settings of one runtime; the defaults suit workers on one host or one network.
+
+    Args:
+        eager_limit: messages up to this many bytes ride inside the envelope.
+        window_bytes: bytes of eager messages that may wait unreceived at the peer per direction;
+            past that, sends wait.
+        window_messages: the same, in messages, and how many bulk messages may wait there.
+        prefetch_bytes: bytes of bulk messages that are taken in before a ``recv`` asks for them.
+        connect_timeout: seconds to wait for the peer to appear and answer.
+        heartbeat_interval: seconds between heartbeats on an idle link.
+        peer_timeout: seconds of silence after which the peer is taken for lost. The death of a
+            process is seen at once and that of a host by the kernel's keep-alive; this one is for
+            peers that hang, so it must be longer than the longest stall of a healthy event loop.
+        close_timeout: seconds that ``aclose`` gives pending sends to reach the peer.
+        route: carry every bulk message by this route (``"gloo"``, ``"link"``), for tests and
+            diagnosis; None chooses by placement.
+    """
+
+    eager_limit: int = 64 * KIB
+    window_bytes: int = 16 * MIB
+    window_messages: int = 1024
+    prefetch_bytes: int = 256 * MIB
+    connect_timeout: float = 300.0
+    heartbeat_interval: float = 1.0
+    peer_timeout: float = 30.0
+    close_timeout: float = 10.0
+    route: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("eager_limit", "prefetch_bytes"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"option {name} is {getattr(self, name)!r}: give 0 or more bytes")
+        for name in (
+            "window_bytes",
+            "window_messages",
+            "connect_timeout",
+            "heartbeat_interval",
+            "peer_timeout",
+            "close_timeout",
+        ):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"option {name} is {getattr(self, name)!r}: give more than 0")
+        if self.eager_limit > 8 * MIB:
+            raise UsageError(f"option eager_limit is {self.eager_limit}: at most 8 MiB fit a frame")
+        if self.route not in (None, "gloo", "link"):
+            raise UsageError(f"option route is {self.route!r}: give 'gloo', 'link' or None")
