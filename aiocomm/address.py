@@ -47,7 +47,9 @@ class WorkerAddress:
             raise AddressError(f"{text!r} is neither a WorkerAddress nor a string like 'rollout:0'")
         name, colon, rank = text.rpartition(":")
         if not colon or not (rank.isascii() and rank.isdigit()):
-            raise AddressError(f"{text!r} is not a worker address: write 'name:rank', as 'rollout:0'")
+            raise AddressError(
+                f"{text!r} is not a worker address: write 'name:rank', as 'rollout:0'"
+            )
         return cls(name, int(rank))
 
     def __str__(self) -> str:
