@@ -1,0 +1,166 @@
+"""aiocomm for code without an event loop: the same classes, whose calls block.
+
+One loop runs in a thread of its own for each ``open``; calls enter it by the runtime's one door,
+and wait for their work on the calling thread. ``async_op=True`` gives the work itself, whose
+``wait``, ``done`` and ``then`` may be used from any thread that runs no loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from anyio.from_thread import start_blocking_portal
+
+from . import collective as _async
+from .loops import has_uvloop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+    from anyio.from_thread import BlockingPortal
+
+    from .address import WorkerAddress
+    from .group import CollectiveGroup as _AsyncGroup
+    from .handles import AsyncWork
+    from .options import Options
+    from .rendezvous.base import Store
+    from .stats import GroupStatistics
+
+
+class CollectiveGroup:
+    """A group of two workers; see ``aiocomm.CollectiveGroup`` for what each call takes and raises.
+
+    With ``async_op=False``, the default here, a call blocks and returns the result.
+    """
+
+    def __init__(self, group: _AsyncGroup, portal: BlockingPortal) -> None:
+        self._group = group
+        self._portal = portal
+
+    def __repr__(self) -> str:
+        return f"<blocking {self._group!r}>"
+
+    @property
+    def name(self) -> str:
+        """Name of the group."""
+        return self._group.name
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the group, 0 or 1."""
+        return self._group.rank
+
+    @property
+    def peer(self) -> WorkerAddress:
+        """The other member."""
+        return self._group.peer
+
+    @property
+    def members(self) -> tuple[WorkerAddress, WorkerAddress]:
+        """Both members, by rank."""
+        return self._group.members
+
+    @overload
+    def send(self, obj: object, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def send(self, obj: object, async_op: Literal[True]) -> AsyncWork[None]: ...
+    def send(self, obj: object, async_op: bool = False) -> AsyncWork[None] | None:
+        """Send an object, and wait until its memory is the caller's again."""
+        return _finish(self._group.send(obj), async_op)
+
+    @overload
+    def recv(self, async_op: Literal[False] = False) -> Any: ...
+    @overload
+    def recv(self, async_op: Literal[True]) -> AsyncWork[Any]: ...
+    def recv(self, async_op: bool = False) -> Any:
+        """Wait for the next object of the peer, and return it."""
+        return _finish(self._group.recv(), async_op)
+
+    @overload
+    def send_tensor(self, tensor: torch.Tensor, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def send_tensor(self, tensor: torch.Tensor, async_op: Literal[True]) -> AsyncWork[None]: ...
+    def send_tensor(self, tensor: torch.Tensor, async_op: bool = False) -> AsyncWork[None] | None:
+        """Send one tensor to a ``recv_tensor``, and wait until it is the caller's again."""
+        return _finish(self._group.send_tensor(tensor), async_op)
+
+    @overload
+    def recv_tensor(
+        self, tensor: torch.Tensor, async_op: Literal[False] = False
+    ) -> torch.Tensor: ...
+    @overload
+    def recv_tensor(
+        self, tensor: torch.Tensor, async_op: Literal[True]
+    ) -> AsyncWork[torch.Tensor]: ...
+    def recv_tensor(
+        self, tensor: torch.Tensor, async_op: bool = False
+    ) -> AsyncWork[torch.Tensor] | torch.Tensor:
+        """Wait until the next tensor of the peer is in ``tensor``, and return it."""
+        return _finish(self._group.recv_tensor(tensor), async_op)
+
+    def ready(self) -> None:
+        """Connect to the peer now, and set the bulk route up."""
+        self._portal.call(self._group.ready)
+
+    def statistics(self) -> GroupStatistics:
+        """What went where so far."""
+        return self._portal.call(self._group.statistics)
+
+    def close(self) -> None:
+        """Drain and close the group. Idempotent."""
+        self._portal.call(self._group.aclose)
+
+    def abort(self) -> None:
+        """Close the group at once. Idempotent."""
+        self._portal.call(self._group.abort)
+
+
+class Collective:
+    """The runtime of one worker; made by ``aiocomm.blocking.open``."""
+
+    def __init__(self, collective: _async.Collective, portal: BlockingPortal) -> None:
+        self._collective = collective
+        self._portal = portal
+
+    def __repr__(self) -> str:
+        return f"<blocking {self._collective!r}>"
+
+    @property
+    def address(self) -> WorkerAddress:
+        """This worker's address."""
+        return self._collective.address
+
+    def create_collective_group(
+        self, worker_addresses: Sequence[WorkerAddress | str], group_name: str | None = None
+    ) -> CollectiveGroup:
+        """The group of these two workers: see ``aiocomm.Collective.create_collective_group``."""
+        group = self._portal.call(
+            self._collective.create_collective_group, worker_addresses, group_name
+        )
+        return CollectiveGroup(group, self._portal)
+
+
+@contextlib.contextmanager
+def open(  # noqa: A001 - aiocomm.blocking.open reads as the built-in does
+    address: WorkerAddress | str | None = None,
+    *,
+    store: Store | None = None,
+    options: Options | None = None,
+) -> Iterator[Collective]:
+    """Open the runtime of one worker, with an event loop in a thread of its own.
+
+    Takes and raises what ``aiocomm.open`` does. Leaving the block drains and closes.
+    """
+    with (
+        start_blocking_portal(backend_options={"use_uvloop": has_uvloop()}) as portal,
+        portal.wrap_async_context_manager(
+            _async.open(address, store=store, options=options)
+        ) as collective,
+    ):
+        yield Collective(collective, portal)
+
+
+def _finish(work: AsyncWork[Any], async_op: bool) -> Any:
+    return work if async_op else work.wait()

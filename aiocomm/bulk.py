@@ -1,0 +1,268 @@
+"""The bulk route of each direction: agreed on with the peer, opened, and closed.
+
+The sender proposes routes in turn, the best first. Both ends set the proposed one up at the same
+time; it is used once both say so, else the sender warns with the reason and proposes the next.
+This happens on the first bulk message of a direction, and never again.
+
+ROUTE frames::
+
+    sender    OPEN   name            set up the receiving end of this route
+    receiver  READY  name            it is set up
+    receiver  FAILED name, reason    it cannot be set up here
+    sender    DROP   name, reason    set up there, not here: forget it
+    either    BROKEN name, reason    it broke in the middle; the direction is over
+
+STORE frames carry the keys by which the two ends of a backend find each other; CHUNK and GRANT
+belong to the route over the link itself. Which end of a direction a frame is for follows from who
+sent it; for STORE frames the sequence field says it. Knows nothing of messages and their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from typing import TYPE_CHECKING
+
+from .errors import AiocommError, ProtocolError, RouteError
+from .transport.base import FrameKind
+from .transport.select import candidates, make_route
+from .transport.stream import StreamRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .runtime import Runtime
+    from .transport.base import Frame, Link, Route
+
+log = logging.getLogger("aiocomm")
+
+
+class Step(enum.IntEnum):
+    """The first byte of a ROUTE frame."""
+
+    OPEN = 1
+    READY = 2
+    FAILED = 3
+    DROP = 4
+    BROKEN = 5
+
+
+class End(enum.IntEnum):
+    """One end of a direction, as this member sees it."""
+
+    SENDING = 0
+    RECEIVING = 1
+
+    @property
+    def opposite(self) -> End:
+        """The same direction as the peer sees it."""
+        return End(1 - self)
+
+
+class BulkRoutes:
+    """Both ends of bulk that one member has in a group.
+
+    Args:
+        runtime: the loop and the options.
+        link: carries the frames.
+        group: key of the group, the same on both sides.
+        rank: 0 or 1 in the group.
+        opened: told when the receiving end is set up.
+        broken: told when the peer says that an end of its broke.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        link: Link,
+        group: str,
+        rank: int,
+        *,
+        opened: Callable[[Route], None],
+        broken: Callable[[End, RouteError], None],
+    ) -> None:
+        self._runtime = runtime
+        self._link = link
+        self._group = group
+        self._rank = rank
+        self._opened = opened
+        self._broken = broken
+        self._ends: dict[End, Route] = {}
+        self._made: list[Route] = []  # every route ever made, for the closing
+        self._answer: asyncio.Future[str | None] | None = None
+        self._opening: asyncio.Task[Route] | None = None
+        self._accepting: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> Route:
+        """The sending end; set up on the first call.
+
+        Raises:
+            RouteError: none of the candidates can be set up.
+
+        Cancellation: the set-up goes on for the next call.
+        """
+        if self._opening is None:
+            self._opening = self._runtime.loop.create_task(self._propose_all())
+        return await asyncio.shield(self._opening)
+
+    @property
+    def sending(self) -> Route | None:
+        """The sending end, where it is set up."""
+        opening = self._opening
+        if opening is None or not opening.done() or opening.cancelled() or opening.exception():
+            return None
+        return opening.result()
+
+    def frame_received(self, frame: Frame) -> None:
+        """A ROUTE, STORE, CHUNK or GRANT frame.
+
+        Raises:
+            ProtocolError: it makes no sense here.
+        """
+        if frame.kind is FrameKind.ROUTE:
+            self._step_received(frame.head)
+        elif frame.kind is FrameKind.STORE:
+            end = End(frame.sequence & 1).opposite
+            route = self._ends.get(end)
+            deliver = getattr(route, "deliver", None)
+            if deliver is not None:
+                deliver(bytes(frame.head).decode(), bytes(frame.body))
+        elif frame.kind is FrameKind.CHUNK:
+            self._stream(End.RECEIVING).chunk_received(frame.body)
+        else:
+            self._stream(End.SENDING).grant_received()
+
+    def break_end(self, end: End, reason: str) -> None:
+        """A transfer of this end failed: sever it and tell the peer."""
+        self._tell(Step.BROKEN, "", f"{end.name} {reason}")
+        self.sever(end)
+
+    def sever(self, end: End | None = None) -> None:
+        """Make pending transfers (of one end, or of both) fail soon, whatever the peer does."""
+        for this, route in self._ends.items():
+            if end is None or this is end:
+                route.sever()
+
+    async def aclose(self) -> None:
+        """Sever and close whatever was set up.
+
+        Cancellation: the closing goes on in the background.
+        """
+        tasks = [*self._accepting, *([self._opening] if self._opening else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self.sever()
+        await asyncio.gather(*(route.aclose() for route in self._made))
+
+    # --- the sending end ---
+
+    async def _propose_all(self) -> Route:
+        reasons = []
+        names = candidates(self._runtime.options.route)
+        for name in names:
+            reason = await self._propose(name)
+            if reason is None:
+                return self._ends[End.SENDING]
+            reasons.append(f"{name}: {reason}")
+            if name != names[-1]:
+                log.warning(
+                    "group %s: route %s cannot be set up, falling back to the next one: %s",
+                    self._group,
+                    name,
+                    reason,
+                )
+        raise RouteError(f"no bulk route can be set up ({'; '.join(reasons)})", group=self._group)
+
+    async def _propose(self, name: str) -> str | None:
+        """Set one route up on both sides. Returns why not, or None."""
+        self._answer = self._runtime.loop.create_future()
+        self._tell(Step.OPEN, name)
+        route = self._make(name, End.SENDING)
+        mine = asyncio.ensure_future(route.open())
+        try:
+            done, _ = await asyncio.wait(
+                [mine, self._answer], return_when=asyncio.FIRST_EXCEPTION
+            )
+            if self._answer in done and (reason := self._answer.result()) is not None:
+                mine.cancel()
+                await asyncio.wait([mine])
+                return f"the peer says: {reason}"
+            await mine
+            return await self._answer
+        except AiocommError as error:
+            self._tell(Step.DROP, name, str(error))
+            return str(error)
+        finally:
+            if self._answer is not None and not self._answer.done():
+                self._answer.cancel()
+            mine.cancel()
+
+    # --- the receiving end ---
+
+    async def _accept(self, name: str) -> None:
+        try:
+            route = self._make(name, End.RECEIVING)
+            await route.open()
+        except AiocommError as error:
+            self._tell(Step.FAILED, name, str(error))
+        else:
+            self._opened(route)
+            self._tell(Step.READY, name)
+
+    # --- both ---
+
+    def _make(self, name: str, end: End) -> Route:
+        def publish(key: str, value: bytes) -> None:
+            self._link.send(FrameKind.STORE, end, key.encode(), value)
+
+        previous = self._ends.get(end)
+        if previous is not None:
+            previous.sever()
+        sender = self._rank if end is End.SENDING else 1 - self._rank
+        route = make_route(
+            name,
+            label=f"{self._group}/{name}/{sender}",
+            link=self._link,
+            loop=self._runtime.loop,
+            sending=end is End.SENDING,
+            publish=publish,
+        )
+        self._ends[end] = route
+        self._made.append(route)
+        return route
+
+    def _stream(self, end: End) -> StreamRoute:
+        route = self._ends.get(end)
+        if not isinstance(route, StreamRoute):
+            raise ProtocolError("the peer streams over a link route that was not agreed on")
+        return route
+
+    def _step_received(self, head: bytes) -> None:
+        try:
+            step = Step(head[0])
+            name, _, reason = bytes(head[1:]).decode().partition("\0")
+        except (IndexError, ValueError) as error:
+            raise ProtocolError("a route frame of the peer cannot be read") from error
+        if step is Step.OPEN:
+            task = self._runtime.loop.create_task(self._accept(name))
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
+        elif step is Step.BROKEN:
+            end = End.RECEIVING if reason.startswith("SENDING") else End.SENDING
+            self.sever(end)
+            self._broken(end, RouteError(f"the peer says: {reason}", group=self._group))
+        elif step is Step.DROP:
+            route = self._ends.get(End.RECEIVING)
+            if route is not None:
+                route.sever()
+        elif self._answer is not None and not self._answer.done():
+            self._answer.set_result(None if step is Step.READY else reason)
+
+    def _tell(self, step: Step, name: str, reason: str = "") -> None:
+        try:
+            self._link.send(FrameKind.ROUTE, 0, bytes((step,)) + f"{name}\0{reason}".encode())
+        except AiocommError as error:
+            log.debug("group %s: the link is down (%s): %s", self._group, step.name, error)

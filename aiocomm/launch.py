@@ -1,0 +1,238 @@
+"""Local workers: n processes on this machine, a board between them, their results by rank.
+
+The parent hosts the board and waits on pipes; it runs no loop and no worker. A child that loses
+its parent ends itself, so nothing stays behind whichever way the parent goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import multiprocessing
+import pickle
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+from .collective import open as open_collective
+from .errors import PeerError, PeerLostError, UsageError
+from .loops import new_event_loop
+from .rendezvous.tcp import TCPBoard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+
+    from .rendezvous.base import Store
+
+NAME = "worker"
+"""Name of the worker group: rank r is at the address ``worker:r``."""
+
+GRACE = 1.0
+"""Seconds that the others get, once one has failed, to report a better reason or to end."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in a worker, as text; the cause of the one raised here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What a worker ended with; ``result`` and ``error`` are pickled."""
+
+    result: bytes | None = None
+    error: bytes | None = None
+    traceback: str = ""
+
+
+def run_local(
+    fn: Callable[..., Coroutine[Any, Any, Any]],
+    n: int,
+    *args: object,
+    store: Store | None = None,
+    timeout: float | None = None,
+) -> list[Any]:
+    """Run ``fn(collective, rank, *args)`` in n new processes and return the results by rank.
+
+    Each process has one event loop (uvloop where it is installed) and one open runtime, at the
+    address ``worker:rank``.
+
+    Args:
+        fn: an importable coroutine function; it and ``args`` are pickled.
+        n: how many workers, at least 1.
+        args: further arguments, the same for each.
+        store: the board; default: one that this process hosts meanwhile.
+        timeout: seconds until all must be done; None for no limit.
+
+    Raises:
+        UsageError: ``fn`` is not a coroutine function, or n is less than 1.
+        TimeoutError: not all were done in time; names those that were not.
+        PeerLostError: a worker died without a word.
+        Exception: whatever a worker raised, with its traceback as the cause; the others are ended.
+    """
+    if not inspect.iscoroutinefunction(fn):
+        raise UsageError(f"{fn!r} is not a coroutine function: write 'async def'")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise UsageError(f"{n!r} workers cannot be started: give an integer >= 1")
+    board = store if store is not None else TCPBoard(port=0, serve=True)
+    with board.serving():
+        return _Workers(fn, n, args, board).run(timeout)
+
+
+class _Workers:
+    """The processes, from start to end."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, Any]],
+        n: int,
+        args: tuple[object, ...],
+        board: Store,
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._processes: list[SpawnProcess] = []
+        self._pipes: list[Connection[Any, Any]] = []
+        self._reports: dict[int, _Report] = {}
+        try:
+            for rank in range(n):
+                here, there = context.Pipe()
+                process = context.Process(
+                    target=_work, args=(there, board, fn, rank, args), name=f"{NAME}:{rank}"
+                )
+                self._pipes.append(here)
+                process.start()
+                self._processes.append(process)
+                there.close()
+        except BaseException:
+            self._end()
+            raise
+
+    def run(self, timeout: float | None) -> list[Any]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while len(self._reports) < len(self._processes):
+                if not self._collect(deadline):
+                    missing = ", ".join(f"{NAME}:{rank}" for rank in self._running())
+                    raise TimeoutError(f"not done within {timeout:g} s: {missing}")
+                if any(report.result is None for report in self._reports.values()):
+                    self._raise_reason()
+            results = [self._reports[rank].result for rank in range(len(self._processes))]
+            for process in self._processes:
+                process.join(GRACE)
+            return [pickle.loads(result) for result in results if result is not None]
+        finally:
+            self._end()
+
+    def _running(self) -> list[int]:
+        return [rank for rank in range(len(self._processes)) if rank not in self._reports]
+
+    def _collect(self, deadline: float | None) -> bool:
+        """Take in what workers report; False when time is up."""
+        running = {self._pipes[rank]: rank for rank in self._running()}
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait(list(running), left)
+        for pipe in ready:
+            rank = running[pipe]  # type: ignore[index]
+            try:
+                self._reports[rank] = self._pipes[rank].recv()
+            except (EOFError, ConnectionError):
+                process = self._processes[rank]
+                process.join(GRACE)
+                error = PeerLostError(
+                    f"{NAME}:{rank} died without a word (exit code {process.exitcode})"
+                )
+                self._reports[rank] = _Report(error=pickle.dumps(error))
+        return bool(ready)
+
+    def _raise_reason(self) -> None:
+        """Raise what went wrong first; those whose peer was lost are seldom the reason."""
+        deadline = time.monotonic() + GRACE
+        while self._running() and self._reason() is None and self._collect(deadline):
+            pass
+        error, text = self._reason() or self._errors()[0]
+        raise error from RemoteTraceback(text) if text else None
+
+    def _errors(self) -> list[tuple[Exception, str]]:
+        return [
+            (pickle.loads(report.error), report.traceback)
+            for report in self._reports.values()
+            if report.error is not None
+        ]
+
+    def _reason(self) -> tuple[Exception, str] | None:
+        errors = self._errors()
+        return next((found for found in errors if not isinstance(found[0], PeerError)), None)
+
+    def _end(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.terminate()
+        for process in self._processes:
+            process.join(GRACE)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+
+# --- in the child ---
+
+
+def _work(
+    pipe: Connection[Any, Any],
+    board: Store,
+    fn: Callable[..., Coroutine[Any, Any, Any]],
+    rank: int,
+    args: tuple[object, ...],
+) -> None:
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            report = _Report(result=pickle.dumps(runner.run(_main(pipe, board, fn, rank, args))))
+    except asyncio.CancelledError:
+        return  # the parent is gone, nobody is left to tell
+    except Exception as error:
+        report = _Report(error=_dump(error), traceback=traceback.format_exc())
+    try:
+        pipe.send(report)
+    except BrokenPipeError:
+        return  # the same
+
+
+async def _main(
+    pipe: Connection[Any, Any],
+    board: Store,
+    fn: Callable[..., Coroutine[Any, Any, Any]],
+    rank: int,
+    args: tuple[object, ...],
+) -> Any:
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pipe.fileno(), task.cancel)  # readable only when the parent has gone
+    try:
+        async with open_collective(f"{NAME}:{rank}", store=board) as collective:
+            return await fn(collective, rank, *args)
+    finally:
+        loop.remove_reader(pipe.fileno())
+
+
+def _dump(error: Exception) -> bytes:
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        # An exception class of the user's own that does not survive pickling.
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return data

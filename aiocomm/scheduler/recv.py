@@ -1,0 +1,432 @@
+"""The receiving lane: the first call gets the first message.
+
+Nothing is unpickled before its message is first in line and a call is there to take it, so a
+class that fails to load fails that call and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..entries import (
+    Copy,
+    Credit,
+    Deliver,
+    Discard,
+    Evacuate,
+    Fail,
+    Incoming,
+    Mismatch,
+    Post,
+    Transfer,
+)
+from ..errors import AiocommError, ClosedError, PairingError, ProtocolError
+from ..handles.base import AsyncWork
+from ..ordering import RecvOrder
+from ..packing import Block, allocate, outline, plan, scatter
+from ..payload import Kind, TensorSpec, as_bytes, buffer_sizes, tensor_spec, unpack
+from ..runtime import COPY_LIMIT
+from ..stats import Traffic
+from ..transport.base import FrameKind
+from .envelope import Envelope, credit_head
+from .send import as_route_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from ..entries import RecvAction
+    from ..runtime import Runtime
+    from ..transport.base import Frame, Link, Route
+
+MOVING_LIMIT = 4
+"""Bulk messages on the move at a time: enough to hide the loop's turn between two of them."""
+
+_UNTAKEN: Any = object()
+
+
+class RecvWork(AsyncWork[Any]):
+    """A call of recv that waits for its message.
+
+    Cancellation: loses no message. What would have come here goes to the next call of recv, even
+    when it had been delivered already and the awaiting task had not run yet. A buffer given to
+    ``recv_tensor`` may be written to until a transfer that was under way has ended.
+    """
+
+    _lane: RecvLane
+    _post: Post
+    _buffer: torch.Tensor | None = None
+    _spec: TensorSpec | None = None
+    _delivered: Incoming | None = None  # until somebody took the result
+    _given_back: bool = False
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the message.
+
+        Cancellation: see the class.
+        """
+        try:
+            yield from super().__await__()
+        except asyncio.CancelledError:
+            message, self._delivered = self._delivered, None
+            if message is not None:
+                self._given_back = True
+                self._lane.give_back(self, message)
+            raise
+        return self.result()
+
+    def result(self) -> Any:
+        """The object, or the buffer; CancelledError when its message went to another call."""
+        if self._given_back:
+            raise asyncio.CancelledError("cancelled; its message went to the next call of recv")
+        self._delivered = None
+        return super().result()
+
+    def _on_cancel(self) -> None:
+        self._lane.cancelled(self)
+
+
+@dataclass(slots=True)
+class Arrival:
+    """What came of one message, and where its bytes lie."""
+
+    kind: Kind
+    meta: bytes
+    body: Any  # bytes of the buffers, or on a memory link the buffers
+    nbytes: int  # of the whole message, for the counters; 0 once counted
+    sizes: tuple[int, ...] = ()  # bulk only, like the two below
+    plan: tuple[Block, ...] = ()
+    blocks: Sequence[torch.Tensor] = field(default_factory=tuple)  # memory of its own
+    value: Any = _UNTAKEN  # rebuilt already, for a call that was cancelled
+    spec: TensorSpec | None = None
+
+
+class RecvLane:
+    """The receiving direction of a group.
+
+    Args:
+        runtime: the loop and the options.
+        broken: told when a transfer of this direction failed.
+        context: ``group`` and ``peer`` for the errors.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        broken: Callable[[AiocommError], None],
+        context: dict[str, str],
+    ) -> None:
+        options = runtime.options
+        self._runtime = runtime
+        self._broken = broken
+        self._context = context
+        self._order = RecvOrder(
+            _fits,
+            prefetch_bytes=options.prefetch_bytes,
+            copy_limit=max(COPY_LIMIT, options.eager_limit),
+            moving_limit=MOVING_LIMIT,
+            window_messages=options.window_messages,
+            window_bytes=options.window_bytes,
+        )
+        self._actions: deque[RecvAction] = deque()
+        self._broke: list[Incoming] = []  # their transfers failed; until it is known why
+        self._performing = False
+        self._settled = asyncio.Event()
+        self._link: Link | None = None
+        self._error: AiocommError | None = None
+        self._route: Route | None = None
+        self.traffic = Traffic()
+
+    @property
+    def pending(self) -> int:
+        """Calls of recv that wait."""
+        return self._order.posted
+
+    @property
+    def unreceived(self) -> int:
+        """Messages that wait for a call of recv."""
+        return self._order.waiting
+
+    @property
+    def moving(self) -> int:
+        """Bulk messages that move in."""
+        return self._order.moving
+
+    def submit(self, work: RecvWork) -> None:
+        """Put a call of recv in line; it may be done when this returns."""
+        work._lane = self
+        work._post = Post(work, work._buffer is not None)
+        self._perform(self._order.post(work._post))
+
+    def cancelled(self, work: RecvWork) -> None:
+        """The caller cancelled its work."""
+        _, actions = self._order.cancel(work._post)
+        self._perform(actions)
+
+    def give_back(self, work: RecvWork, message: Incoming) -> None:
+        """A delivered message was not taken: it is first in line again."""
+        arrival = _arrival_of(message)
+        if work._buffer is None:
+            arrival.value = AsyncWork.result(work)
+        elif message.into is work._post:
+            arrival.blocks = [as_bytes(work._buffer).clone()]
+        self._perform(self._order.give_back(message))
+
+    def link_up(self, link: Link) -> None:
+        """The link is there: grant the peer its window."""
+        self._link = link
+        options = self._runtime.options
+        head = credit_head(options.window_messages, options.window_bytes, first=True)
+        link.send(FrameKind.CREDIT, 0, head)
+
+    def route_up(self, route: Route) -> None:
+        """The receiving end of the bulk route that was agreed on."""
+        self._route = route
+
+    def envelope_received(self, frame: Frame) -> None:
+        """The next message of the peer.
+
+        Raises:
+            ProtocolError: out of sequence, or its head is not sound.
+        """
+        if self._order.over:
+            return
+        if frame.sequence != self._order.expected:
+            raise ProtocolError(
+                f"the peer sent message {frame.sequence} where {self._order.expected} was due"
+            )
+        envelope = Envelope.read(frame.head)
+        arrival = Arrival(envelope.kind, envelope.meta, frame.body, envelope.charge)
+        body = frame.body
+        size = sum(map(torch.numel, body)) if isinstance(body, tuple) else len(body)
+        if envelope.bulk:
+            if self._route is None:
+                raise ProtocolError("the peer sends bulk, and no route was agreed on")
+            arrival.sizes = buffer_sizes(envelope.kind, envelope.meta)
+            arrival.plan = plan(arrival.sizes)
+            size = sum(arrival.sizes)
+            arrival.nbytes += size
+        if envelope.kind is Kind.TENSOR:
+            arrival.spec = tensor_spec(envelope.meta)
+        message = Incoming(arrival, frame.sequence, size, envelope.charge, envelope.bulk)
+        self._perform(self._order.arrive(message))
+
+    def lose(self, error: AiocommError, *, keep_moving: bool) -> None:
+        """No more messages will come; those that are here whole can still be taken."""
+        if self._error is not None:
+            return
+        self._error = error
+        for message in self._broke:
+            self._perform(self._order.fail(message))
+        self._perform(self._order.lose(keep_moving=keep_moving))
+
+    async def settle(self) -> None:
+        """Wait until no bulk message is on the move.
+
+        Cancellation: safe.
+        """
+        if self._order.moving:
+            self._settled.clear()
+            await self._settled.wait()
+
+    def close(self, error: ClosedError) -> None:
+        """Closed on this side: calls that wait fail, quietly."""
+        self._error = error
+        for post in self._order.close():
+            _work_of(post)._fail(error, quiet=True)
+        self._settled.set()
+
+    # --- carrying out what the order says ---
+
+    def _perform(self, actions: Iterable[RecvAction]) -> None:
+        # Rebuilding an object may run the user's code, which may call recv: then the outer call
+        # carries the new actions out after its own.
+        self._actions.extend(actions)
+        if self._performing:
+            return
+        self._performing = True
+        try:
+            while self._actions:
+                action = self._actions.popleft()
+                self._HANDLERS[type(action)](self, action)
+        finally:
+            self._performing = False
+        if not self._order.moving:
+            self._settled.set()
+
+    def _deliver(self, action: Deliver) -> None:
+        work, message = _work_of(action.post), action.message
+        arrival = _arrival_of(message)
+        try:
+            if work._buffer is not None:
+                self._fill(work._buffer, action.post, message, arrival)
+                value: Any = work._buffer
+            elif arrival.value is not _UNTAKEN:
+                value = arrival.value
+            else:
+                value = unpack(arrival.meta, self._buffers(message, arrival))
+        except AiocommError as error:
+            error.direction, error.sequence = "recv", message.sequence
+            error.group, error.peer = self._context["group"], self._context["peer"]
+            work._fail(error)
+            return
+        if arrival.nbytes:
+            self.traffic.count(self._route_of(message), arrival.nbytes)
+            arrival.nbytes = 0
+        work._delivered = message
+        work._finish(value)
+
+    def _fill(
+        self, buffer: torch.Tensor, post: Post, message: Incoming, arrival: Arrival
+    ) -> None:
+        if message.into is post:
+            return
+        if arrival.blocks:
+            as_bytes(buffer).copy_(arrival.blocks[0])
+        elif isinstance(arrival.body, tuple):
+            as_bytes(buffer).copy_(arrival.body[0])
+        elif len(arrival.body) != buffer.nbytes:
+            raise ProtocolError("the bytes of a tensor are not as many as its shape says")
+        else:
+            ctypes.memmove(buffer.data_ptr(), arrival.body, len(arrival.body))
+
+    def _buffers(self, message: Incoming, arrival: Arrival) -> Sequence[torch.Tensor]:
+        if message.bulk:
+            return scatter(arrival.plan, arrival.blocks, len(arrival.sizes))
+        if isinstance(arrival.body, tuple):
+            return arrival.body
+        return outline(arrival.body, buffer_sizes(arrival.kind, arrival.meta))
+
+    def _route_of(self, message: Incoming) -> str:
+        if message.bulk and self._route is not None:
+            return self._route.name
+        return "memory" if isinstance(_arrival_of(message).body, tuple) else "link"
+
+    def _mismatch(self, action: Mismatch) -> None:
+        work, arrival = _work_of(action.post), _arrival_of(action.message)
+        sent = f"send_tensor({arrival.spec})" if arrival.kind is Kind.TENSOR else "send(obj)"
+        asked = f"recv_tensor({work._spec})" if work._spec is not None else "recv()"
+        sequence = action.message.sequence
+        mend = "call send with recv, send_tensor with recv_tensor and a buffer of the same spec"
+        text = f"{sent} met {asked}: the message is dropped; {mend}"
+        work._fail(PairingError(text, direction="recv", sequence=sequence, **self._context))
+        self._reply(FrameKind.REJECT, sequence, text.encode())
+
+    def _transfer(self, action: Transfer) -> None:
+        message = action.message
+        arrival = _arrival_of(message)
+        assert self._route is not None
+        try:
+            if action.into is not None:
+                buffer = _work_of(action.into)._buffer
+                assert buffer is not None
+                blocks: Sequence[torch.Tensor] = [as_bytes(buffer)]
+            else:
+                blocks = arrival.blocks = allocate(arrival.plan)
+        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError when out of memory
+            self._transfer_failed(message, error)
+            return
+        self._when_moved(self._route.receive(blocks), message)
+
+    def _copy(self, action: Copy) -> None:
+        buffer = _work_of(action.into)._buffer
+        assert buffer is not None
+        arrival = _arrival_of(action.message)
+        source = arrival.blocks[0] if arrival.blocks else arrival.body[0]
+        self._when_moved(
+            self._runtime.off_loop(as_bytes(buffer).copy_, source), action.message
+        )
+
+    def _evacuate(self, action: Evacuate) -> None:
+        message = action.message
+        arrival = _arrival_of(message)
+        assert message.into is not None
+        buffer = _work_of(message.into)._buffer
+        assert buffer is not None
+
+        def evacuated(cloned: asyncio.Future[torch.Tensor]) -> None:
+            arrival.blocks = [cloned.result()]
+            self._perform(self._order.evacuated(message))
+
+        if arrival.blocks or isinstance(arrival.body, tuple):  # the original is still there
+            self._perform(self._order.evacuated(message))
+        else:
+            self._runtime.off_loop(as_bytes(buffer).clone).add_done_callback(evacuated)
+
+    def _discard(self, action: Discard) -> None:
+        arrival = _arrival_of(action.message)
+        assert self._route is not None
+        drained = self._route.discard([block.nbytes for block in arrival.plan])
+
+        def done(future: asyncio.Future[None]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if error is not None and self._error is None:
+                self._broken(as_route_error(error))
+
+        drained.add_done_callback(done)
+
+    def _credit(self, action: Credit) -> None:
+        self._reply(FrameKind.CREDIT, 0, credit_head(action.messages, action.nbytes))
+
+    def _fail(self, action: Fail) -> None:
+        assert self._error is not None
+        _work_of(action.post)._fail(self._error)
+
+    def _reply(self, kind: FrameKind, sequence: int, head: bytes) -> None:
+        assert self._link is not None
+        if self._error is None:
+            self._link.send(kind, sequence, head)
+
+    def _when_moved(self, moved: asyncio.Future[Any], message: Incoming) -> None:
+        def done(future: asyncio.Future[Any]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if error is None:
+                self._perform(self._order.transferred(message))
+            else:
+                self._transfer_failed(message, error)
+
+        moved.add_done_callback(done)
+
+    def _transfer_failed(self, message: Incoming, cause: BaseException) -> None:
+        if self._error is None:
+            self._broke.append(message)
+            self._broken(as_route_error(cause))  # finds out why, and calls lose()
+        else:
+            self._perform(self._order.fail(message))
+
+    _HANDLERS: dict[type, Callable[[RecvLane, Any], None]] = {
+        Deliver: _deliver,
+        Mismatch: _mismatch,
+        Transfer: _transfer,
+        Copy: _copy,
+        Evacuate: _evacuate,
+        Discard: _discard,
+        Credit: _credit,
+        Fail: _fail,
+    }
+
+
+def _fits(post: Post, message: Incoming) -> bool:
+    spec = _work_of(post)._spec
+    arrival = _arrival_of(message)
+    if arrival.kind is Kind.TENSOR:
+        return spec == arrival.spec
+    return spec is None
+
+
+def _work_of(post: Post) -> RecvWork:
+    work = post.owner
+    assert isinstance(work, RecvWork)
+    return work
+
+
+def _arrival_of(message: Incoming) -> Arrival:
+    arrival = message.owner
+    assert isinstance(arrival, Arrival)
+    return arrival

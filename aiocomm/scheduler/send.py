@@ -1,0 +1,251 @@
+"""The sending lane: messages leave in the order of the calls.
+
+Small ones leave inside their envelope, at once when the peer has granted credit. Bulk ones start
+slowly (their route may have to be agreed on, small tensors staged), and nobody overtakes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ..entries import Outgoing
+from ..errors import AiocommError, PairingError, RouteError
+from ..handles.base import AsyncWork
+from ..ordering import SendOrder
+from ..packing import gather, inline, plan, staged_bytes
+from ..payload import Kind
+from ..runtime import COPY_LIMIT
+from ..stats import Traffic
+from ..transport.base import FrameKind
+from .envelope import envelope_head, read_credit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    import torch
+
+    from ..entries import Start
+    from ..payload import Packed
+    from ..runtime import Runtime
+    from ..transport.base import Link, Route
+
+log = logging.getLogger("aiocomm")
+
+
+class SendWork(AsyncWork[None]):
+    """A message on its way out; completes when its buffers are the caller's again.
+
+    Cancellation: not started yet, it is taken back; started, it finishes in the background and
+    its buffers stay in use until then.
+    """
+
+    _lane: SendLane
+    _entry: Outgoing
+    _packed: Packed | None = None
+
+    def _on_cancel(self) -> None:
+        self._lane.cancelled(self)
+
+
+class SendLane:
+    """The sending direction of a group.
+
+    Args:
+        runtime: the loop and the options.
+        open_route: gives the bulk route, agreed on with the peer on first use.
+        broken: told when a transfer of this direction failed.
+        context: ``group`` and ``peer`` for the errors.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        open_route: Callable[[], Awaitable[Route]],
+        broken: Callable[[AiocommError], None],
+        context: dict[str, str],
+    ) -> None:
+        self._runtime = runtime
+        self._eager_limit = runtime.options.eager_limit
+        self._order = SendOrder()
+        self._open_route = open_route
+        self._broken = broken
+        self._context = context
+        self._link: Link | None = None
+        self._route: Route | None = None
+        self._error: AiocommError | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.traffic = Traffic()
+
+    @property
+    def pending(self) -> int:
+        """Sends not completed yet."""
+        return self._order.pending
+
+    def submit(self, work: SendWork, packed: Packed) -> None:
+        """Put a message in line; it may have left when this returns."""
+        work._lane = self
+        if self._error is not None:
+            work._fail(self._error)
+            return
+        work._packed = packed
+        bulk = packed.nbytes > self._eager_limit
+        charge = len(packed.meta) + (0 if bulk else packed.nbytes)
+        work._entry = Outgoing(work, charge, bulk)
+        self._start(self._order.submit(work._entry))
+        if self._order.pending:
+            self._idle.clear()
+
+    def cancelled(self, work: SendWork) -> None:
+        """The caller cancelled its work."""
+        removed, starts = self._order.cancel(work._entry)
+        if removed:
+            work._packed = None
+            self._start(starts)
+            self._note_idle()
+
+    def link_up(self, link: Link) -> None:
+        """The link is there; credit will come over it."""
+        self._link = link
+
+    def credit_received(self, head: bytes) -> None:
+        """The peer granted its window, or gave back what it has taken."""
+        first, messages, nbytes = read_credit(head)
+        self._start(self._order.grant(messages, nbytes, first=first))
+
+    def rejected(self, sequence: int, text: str) -> None:
+        """The peer could not pair a message with its call."""
+        error = PairingError(text, direction="send", sequence=sequence, **self._context)
+        entry = self._order.started_with(sequence)
+        work = entry.owner if entry is not None else None
+        if isinstance(work, SendWork) and not work.done():
+            work._fail(error)
+        else:
+            log.warning("a send that had completed was not taken: %s", error)
+
+    def close(self, error: AiocommError, *, quiet: bool = False) -> None:
+        """The direction is over: whatever is pending fails with the error."""
+        if self._error is not None:
+            return
+        self._error = error
+        if self._starting is not None:
+            self._starting.cancel()
+        for entry in self._order.close():
+            work = _work_of(entry)
+            work._fail(error, quiet=quiet)
+            work._packed = None
+        self._idle.set()
+
+    async def drain(self) -> None:
+        """Wait until no send is pending.
+
+        Cancellation: safe.
+        """
+        await self._idle.wait()
+
+    def _start(self, starts: Sequence[Start]) -> None:
+        for start in starts:
+            entry = start.message
+            work = _work_of(entry)
+            packed, link = work._packed, self._link
+            assert packed is not None
+            assert link is not None
+            try:
+                if link.in_process:
+                    self._hand_over(link, entry, packed)
+                elif not entry.slow:
+                    head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False)
+                    link.send(FrameKind.ENVELOPE, entry.sequence, head, inline(packed.buffers))
+                    self._sent(entry, "link")
+                else:
+                    self._start_bulk(link, entry, packed)
+            except AiocommError as error:
+                # The link is down and about to say so to the group, which fails this lane then.
+                log.debug("message %d was not sent: %s", entry.sequence, error)
+                return
+
+    def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> None:
+        buffers = packed.buffers
+        if packed.kind is Kind.TENSOR:
+            # A completed send_tensor gives the buffer back on every route, so this one copies.
+            buffers = tuple(buffer.clone() for buffer in buffers)
+        head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False)
+        link.send(FrameKind.ENVELOPE, entry.sequence, head, buffers)
+        self._sent(entry, "memory")
+        if entry.slow:
+            self._start(self._order.started(entry))
+
+    def _start_bulk(self, link: Link, entry: Outgoing, packed: Packed) -> None:
+        blocks = plan([buffer.numel() for buffer in packed.buffers])
+        if self._route is not None and staged_bytes(blocks) <= COPY_LIMIT:
+            self._transfer(link, entry, packed, self._route, gather(blocks, packed.buffers))
+            return
+
+        async def prepare() -> None:
+            try:
+                route = self._route
+                if route is None:
+                    route = self._route = await self._open_route()
+                staged = await self._runtime.off_loop(gather, blocks, packed.buffers)
+                self._transfer(link, entry, packed, route, staged)
+            except AiocommError as error:
+                self._broken(error)
+
+        self._starting = self._runtime.loop.create_task(prepare())
+
+    def _transfer(
+        self,
+        link: Link,
+        entry: Outgoing,
+        packed: Packed,
+        route: Route,
+        blocks: Sequence[torch.Tensor],
+    ) -> None:
+        self._starting = None
+        head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=True)
+        link.send(FrameKind.ENVELOPE, entry.sequence, head)
+        moved = route.send(blocks)
+        moved.add_done_callback(lambda future: self._transferred(entry, route.name, future))
+        self._start(self._order.started(entry))
+
+    def _transferred(self, entry: Outgoing, route: str, moved: asyncio.Future[None]) -> None:
+        error = None if moved.cancelled() else moved.exception()
+        if self._error is not None:
+            return
+        if error is None:
+            self._sent(entry, route)
+        else:
+            self._broken(as_route_error(error))
+
+    def _sent(self, entry: Outgoing, route: str) -> None:
+        work = _work_of(entry)
+        packed = work._packed
+        assert packed is not None
+        self.traffic.count(route, entry.charge + (packed.nbytes if entry.slow else 0))
+        work._packed = None
+        work._finish(None)
+        self._start(self._order.finish(entry))
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not self._order.pending:
+            self._idle.set()
+
+
+def as_route_error(error: BaseException) -> AiocommError:
+    """An error of ours as it is, any other as a RouteError that chains it."""
+    if isinstance(error, AiocommError):
+        return error
+    wrapped = RouteError(f"a transfer failed: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _work_of(entry: Outgoing) -> SendWork:
+    work = entry.owner
+    assert isinstance(work, SendWork)
+    return work
