@@ -1,0 +1,1 @@
+"""The tests of aiocomm; they mirror the package, and import one another as ``tests.name``."""

@@ -1,0 +1,119 @@
+"""Every async test on asyncio and on uvloop, in debug mode, and nothing left behind afterwards.
+
+pytest-asyncio (strict mode) asks the hook below for loop factories and runs each test once per
+factory. The check for leftovers is a plain autouse fixture rather than one of the loop, so that it
+sees the world after the loop is closed; the tasks are looked at before that, in a wrapper around
+the test's own call. Runtimes are opened inside tests, never in fixtures.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Generator, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+import torch.distributed
+
+import aiocomm  # noqa: F401  (so that no test pays for it, nor is blamed for what it opens)
+
+from . import loops, processes
+from .leaks import Snapshot
+
+hypothesis.settings.register_profile("local", deadline=None, database=None)
+hypothesis.settings.register_profile("ci", deadline=None, database=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+_failed = pytest.StashKey[bool]()
+_complaints: list[loops.Context] = []
+_current: list[Any] = []  # the loop of the running test
+
+
+def _make_loop(name: str) -> Any:
+    loop = loops.make(name, _complaints)
+    _current[:] = [loop]
+    return loop
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Any]:
+    return {name: partial(_make_loop, name) for name in loops.FACTORIES}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    # What importing torch made is never garbage: without it, a collection takes a few ms.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A temporary folder of the session's own (workers inherit it), and the end of the nursery."""
+    before = tempfile.gettempdir(), os.environ.get("TMPDIR")
+    tempfile.tempdir = os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("tempdir"))
+    yield
+    processes.close_nursery()
+    tempfile.tempdir = before[0]
+    if before[1] is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before[1]
+
+
+@pytest.fixture(params=sorted(loops.FACTORIES))
+def loop_name(request: pytest.FixtureRequest) -> str:
+    """For plain tests that start workers: once with asyncio in them, once with uvloop."""
+    return str(request.param)
+
+
+@pytest.fixture
+def complaints() -> list[loops.Context]:
+    """What the test's loop would have logged; a test that provokes one must clear the list."""
+    return _complaints
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    _complaints.clear()
+    _current.clear()
+    before = Snapshot.take()
+    yield
+    if request.node.stash.get(_failed, False):
+        return  # its traceback holds on to everything, and one failure is enough
+    left = before.left(tight=request.node.get_closest_marker("tight") is not None)
+    left += [f"the loop complained: {loops.describe(context)}" for context in _complaints]
+    _complaints.clear()
+    if left:
+        pytest.fail("left behind:\n" + "\n".join(left), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    result = yield
+    for loop in _current:
+        if loop.is_closed():
+            continue
+        left = loop.run_until_complete(loops.stragglers())
+        if left:
+            pytest.fail("left behind:\n" + "\n".join(left), pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
