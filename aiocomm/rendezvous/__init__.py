@@ -1,0 +1,12 @@
+"""The boards on which workers find one another; what they write there is not known here.
+
+A board is an async key-value store that several processes share: ``base.Store`` is the contract,
+``tcp.TCPBoard`` the one that comes with the package.
+"""
+
+from __future__ import annotations
+
+from .base import Store
+from .tcp import TCPBoard
+
+__all__ = ["Store", "TCPBoard"]
