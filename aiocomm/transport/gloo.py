@@ -1,0 +1,400 @@
+"""The Gloo route: bulk bytes between two CPUs as two-member broadcasts, each an awaitable.
+
+Gloo's isend and irecv have no future, its broadcast has one, so a one-way process group of two
+carries each direction. This is the half that lives on the event loop: order, chunks, buffers,
+errors; what blocks is in ``GlooPair``, and both together are the only place that knows of Gloo. May
+not know of links, messages or payloads: Gloo's own rendezvous goes through ``publish`` and
+``deliver``. Large blocks go in chunks, so that a discarded message costs little memory; a window
+of them is in flight, so that Gloo never runs dry and issuing never holds the loop for long.
+Rejected: several Gloo threads (no faster over one connection, and operations would end out of
+order).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import functools
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ..errors import AiocommError, RouteError, UsageError
+from .completion import watch
+from .gloo_pair import GlooPair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MIB = 1024 * 1024
+CHUNK = 64 * MIB  # both sides cut alike: part of the protocol
+# In flight at once: enough to outlast a loop that is busy for some 50 ms, few enough that issuing
+# them (20 to 50 us each) does not hold the loop.
+WINDOW_CHUNKS = 32
+WINDOW_BYTES = 256 * MIB
+# Seconds after which a severed operation is failed even if Gloo has not let go of its buffers.
+SEVER_GRACE = 1.0
+
+
+class _State(enum.Enum):
+    NEW = "new"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class _Transfer:
+    """The blocks of one call on their way, held until Gloo is done with the last chunk."""
+
+    __slots__ = ("_blocks", "_number", "_offset", "_sizes", "future", "outstanding")
+
+    def __init__(
+        self,
+        blocks: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        future: asyncio.Future[None],
+    ) -> None:
+        self._blocks = blocks  # one for all sizes when discarding
+        self._sizes = sizes
+        self._number = 0
+        self._offset = 0
+        self.outstanding = 0
+        self.future = future
+
+    def next_chunk(self) -> torch.Tensor | None:
+        """The next bytes to issue, None when all are."""
+        while self._number < len(self._sizes):
+            size, offset = self._sizes[self._number], self._offset
+            if offset < size:
+                return self._chunk(offset, min(CHUNK, size - offset))
+            self._number += 1
+            self._offset = 0
+        return None
+
+    def _chunk(self, offset: int, length: int) -> torch.Tensor:
+        self._offset = offset + length
+        if len(self._blocks) != len(self._sizes):
+            return self._blocks[0].narrow(0, 0, length)
+        block = self._blocks[self._number]
+        return block if length == self._sizes[self._number] else block.narrow(0, offset, length)
+
+    def release(self) -> None:
+        """Forget the buffers."""
+        self._blocks, self._sizes, self._number = (), (), 0
+
+
+class GlooRoute:
+    """One direction of one group over Gloo; used on its loop's thread only.
+
+    Args:
+        label: the same on both sides, unique among the routes of the link; the keys given to
+            ``publish`` begin with it and a ``/``.
+        sending: which side it is.
+        loop: the loop it belongs to.
+        local_host: numeric address to bind; ``GLOO_SOCKET_IFNAME`` wins where set.
+        publish: sends a key and value to the peer's route of the same name, which takes it by
+            ``deliver``. Called on the loop.
+        timeout: seconds that ``open`` may take.
+    """
+
+    name: Final = "gloo"
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        sending: bool,
+        local_host: str,
+        loop: asyncio.AbstractEventLoop,
+        publish: Callable[[str, bytes], None],
+        timeout: float = 300.0,
+    ) -> None:
+        self.label = label
+        self.sending = sending
+        self._timeout = timeout
+        self._loop = loop
+        self._publish = publish
+        self._pair = GlooPair(
+            label, 0 if sending else 1, local_host, self._publish_from_thread, timeout
+        )
+        self._state = _State.NEW
+        self._opened: asyncio.Future[None] | None = None
+        self._closed: asyncio.Future[None] | None = None
+        self._error: AiocommError | None = None  # why it is closed, if not by aclose
+        self._waiting: deque[_Transfer] = deque()  # with chunks left to issue
+        self._active: set[_Transfer] = set()  # not done; keeps the buffers
+        self._chunks = 0
+        self._bytes = 0
+        self._scratch: torch.Tensor | None = None
+        self._grace: asyncio.TimerHandle | None = None
+        self._closer: threading.Thread | None = None
+        # An interpreter that exits would wait for ever for a group with an operation pending.
+        self._finalizer = weakref.finalize(self, _give_up, self._pair)
+
+    def __repr__(self) -> str:
+        side = "sends" if self.sending else "receives"
+        return f"<GlooRoute {self.label!r} {side} {self._state.value} pending={len(self._active)}>"
+
+    # Opening
+
+    def deliver(self, key: str, value: bytes) -> None:
+        """Take in what the peer's route has published; before ``open`` too.
+
+        Raises:
+            ProtocolError: it is more than any Gloo pair publishes.
+        """
+        self._pair.store.deliver(key, value)
+
+    async def open(self) -> None:
+        """Construct the group, in a thread; both sides must do so. A second call waits along.
+
+        Raises:
+            RouteError: it could not be set up, in time or at all, or the route was severed or
+                closed; the reason is in the text and chained.
+
+        Cancellation: severs the route; the thread ends by itself.
+        """
+        if self._opened is None:
+            self._opened = self._loop.create_future()
+            if self._state is _State.NEW:
+                self._state = _State.OPENING
+                self._pair.start(self._constructed_from_thread)
+            else:
+                self._opened.set_exception(self._refusal())
+        try:
+            async with asyncio.timeout(self._timeout):
+                # Not to be cancelled by one of several waiters before sever has said why.
+                await asyncio.shield(self._opened)
+        except TimeoutError as error:
+            reason = RouteError(
+                f"the Gloo route {self.label!r} was not set up in {self._timeout:g} s: "
+                "the peer does not open its side or cannot be reached"
+            )
+            self._fail(reason)
+            raise reason from error
+        except asyncio.CancelledError:
+            self.sever()
+            raise
+
+    def _publish_from_thread(self, key: str, value: bytes) -> None:
+        self._loop.call_soon_threadsafe(self._publish_on_loop, key, value)
+
+    def _publish_on_loop(self, key: str, value: bytes) -> None:
+        if self._state is not _State.OPENING:
+            return
+        try:
+            self._publish(key, value)
+        except Exception as error:
+            reason = RouteError(f"the Gloo route {self.label!r} could not reach its peer: {error}")
+            reason.__cause__ = error
+            self._fail(reason)
+
+    def _constructed_from_thread(self, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._constructed, error)
+
+    def _constructed(self, error: BaseException | None) -> None:
+        if self._state is not _State.OPENING:
+            return
+        if error is not None:
+            reason = RouteError(f"the Gloo route {self.label!r} could not be set up: {error}")
+            reason.__cause__ = error
+            self._fail(reason)
+            return
+        self._state = _State.OPEN
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_result(None)
+
+    # Moving bytes
+
+    def send(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
+        """Queue blocks; the order of calls is the order on the wire. Never blocks.
+
+        Args:
+            blocks: uint8, 1-D, contiguous, CPU; any sizes, of which the peer must know.
+
+        Returns:
+            A future that completes when the buffers are free; with RouteError when the route
+            breaks, is severed, or is not open.
+
+        Cancellation: of the future does not stop the transfer; the buffers stay held.
+        """
+        if not self.sending:
+            raise UsageError(f"{self!r} cannot send")
+        return self._queue(blocks, [block.numel() for block in blocks])
+
+    def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
+        """Fill blocks with what the peer sends next, sizes alike. Otherwise as ``send``."""
+        if self.sending:
+            raise UsageError(f"{self!r} cannot receive")
+        return self._queue(blocks, [block.numel() for block in blocks])
+
+    def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
+        """Take the next blocks, of these sizes in bytes, and drop them; at most 64 MiB are held."""
+        if self.sending:
+            raise UsageError(f"{self!r} cannot receive")
+        longest = min(CHUNK, max(sizes, default=0))
+        if self._scratch is None or self._scratch.numel() < longest:
+            self._scratch = torch.empty(longest, dtype=torch.uint8)
+        # Never as many blocks as sizes, so that a transfer tells the two cases apart.
+        padding = (*sizes, 0) if len(sizes) == 1 else tuple(sizes)
+        return self._queue((self._scratch,), padding)
+
+    def _queue(self, blocks: Sequence[torch.Tensor], sizes: Sequence[int]) -> asyncio.Future[None]:
+        future = self._loop.create_future()
+        if self._state is not _State.OPEN:
+            future.set_exception(self._refusal())
+            return future
+        transfer = _Transfer(blocks, sizes, future)
+        self._active.add(transfer)
+        self._waiting.append(transfer)
+        self._pump()
+        return future
+
+    def _pump(self) -> None:
+        waiting = self._waiting
+        while waiting and self._chunks < WINDOW_CHUNKS and self._bytes < WINDOW_BYTES:
+            transfer = waiting[0]
+            chunk = transfer.next_chunk()
+            if chunk is None:
+                waiting.popleft()
+                if not transfer.outstanding:  # nothing but empty blocks
+                    self._finish(transfer)
+                continue
+            length = chunk.numel()
+            try:
+                done = watch(self._pair.broadcast(chunk), self._loop)
+            except RuntimeError as error:
+                self._broken(error)
+                return
+            transfer.outstanding += 1
+            self._chunks += 1
+            self._bytes += length
+            done.add_done_callback(functools.partial(self._chunk_done, transfer, length))
+
+    def _chunk_done(self, transfer: _Transfer, length: int, done: asyncio.Future[None]) -> None:
+        transfer.outstanding -= 1
+        self._chunks -= 1
+        self._bytes -= length
+        error = done.exception()
+        if error is not None:
+            self._broken(error)
+        elif self._waiting:
+            self._pump()
+        if not transfer.outstanding and (not self._waiting or self._waiting[0] is not transfer):
+            self._finish(transfer)
+
+    def _finish(self, transfer: _Transfer) -> None:
+        if transfer not in self._active:
+            return
+        self._active.discard(transfer)
+        transfer.release()
+        if not self._active:
+            self._scratch = None
+            if self._grace is not None:
+                self._grace.cancel()
+        if transfer.future.done():
+            return
+        if self._error is None:
+            transfer.future.set_result(None)
+        else:
+            transfer.future.set_exception(self._refusal())
+
+    # Ending
+
+    def sever(self) -> None:
+        """Drop everything: what is pending fails soon, whatever the peer does. Never blocks.
+
+        A pending future fails when Gloo has let go of its buffers, at the latest after a second.
+        """
+        self._fail(RouteError(f"the Gloo route {self.label!r} was severed on this side"))
+
+    async def aclose(self) -> None:
+        """Close: what is pending fails, what is done still reaches the peer. Bounded, idempotent.
+
+        Cancellation: the closing goes on in its thread.
+        """
+        if self._state is _State.NEW:
+            self._state = _State.CLOSED
+            self._finalizer.detach()
+        elif self._active or self._state is _State.OPENING:
+            self.sever()
+        elif self._state is _State.OPEN:
+            self._state = _State.CLOSED
+            self._start_closing()
+        if self._closed is not None:
+            await asyncio.shield(self._closed)
+        if self._closer is not None:
+            self._closer.join(0.1)  # its last act was to say so
+
+    def _refusal(self) -> RouteError:
+        if self._error is None:
+            return RouteError(f"the Gloo route {self.label!r} is not open")
+        # A fresh one for each future: an exception instance collects every traceback it passes.
+        refusal = RouteError(self._error.message)
+        refusal.__cause__ = self._error.__cause__
+        return refusal
+
+    def _broken(self, error: BaseException) -> None:
+        reason = RouteError(f"the Gloo route {self.label!r} broke: {_text(error)}")
+        reason.__cause__ = error
+        self._fail(reason)
+
+    def _fail(self, reason: AiocommError) -> None:
+        if self._state is _State.CLOSED:
+            return
+        was, self._state, self._error = self._state, _State.CLOSED, reason
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        if was is _State.NEW:
+            self._finalizer.detach()
+        else:
+            if self._active or was is _State.OPENING:
+                self._pair.cut(reason)
+            self._start_closing()  # without a cut, what was sent still reaches the peer
+        if self._active:
+            self._grace = self._loop.call_later(SEVER_GRACE, self._fail_active)
+        for transfer in waiting:
+            if not transfer.outstanding:
+                self._finish(transfer)
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(self._refusal())
+            self._opened.exception()  # whoever waits sees it; nobody may be waiting
+
+    def _fail_active(self) -> None:
+        # The buffers stay in _active until Gloo has let go of them.
+        for transfer in self._active:
+            if not transfer.future.done():
+                transfer.future.set_exception(self._refusal())
+
+    def _start_closing(self) -> None:
+        self._closed = self._loop.create_future()
+        self._closer = threading.Thread(
+            target=_close, args=(self._pair, self._loop, self._closed), daemon=True,
+            name=f"aiocomm-gloo-close-{self.label}",
+        )  # fmt: skip
+        self._closer.start()
+
+
+def _close(pair: GlooPair, loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None]) -> None:
+    pair.close()
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(_mark, closed)
+
+
+def _mark(closed: asyncio.Future[None]) -> None:
+    if not closed.done():
+        closed.set_result(None)
+
+
+def _give_up(pair: GlooPair) -> None:
+    pair.cut(RouteError("the Gloo route was never closed"))
+    pair.close()
+
+
+def _text(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
