@@ -22,7 +22,7 @@ import torch.distributed
 
 import aiocomm  # noqa: F401  (so that no test pays for it, nor is blamed for what it opens)
 
-from . import loops, processes
+from . import loops, nursery
 from .leaks import Snapshot
 
 hypothesis.settings.register_profile("local", deadline=None, database=None)
@@ -64,7 +64,7 @@ def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     before = tempfile.gettempdir(), os.environ.get("TMPDIR")
     tempfile.tempdir = os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("tempdir"))
     yield
-    processes.close_nursery()
+    nursery.close()
     tempfile.tempdir = before[0]
     if before[1] is None:
         del os.environ["TMPDIR"]

@@ -8,21 +8,86 @@ resource tracker is one more process; a fork of pytest itself, which has threads
 
 A request is one packet with four descriptors (control socket, stdout, stderr, status pipe); the
 answer is the worker's pid. The nursery writes the wait status into the pipe when the worker ends.
-Started by tests/processes.py as ``python -m tests.nursery FD``.
+Started by the first ``fork`` as ``python -m tests.nursery FD``.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import selectors
 import signal
 import socket
 import struct
+import subprocess
 import sys
+import threading
+from pathlib import Path
 
-REPLY = struct.Struct("<q")
+from .leaks import KEPT
+
+_REPLY = struct.Struct("<q")
 STATUS = struct.Struct("<i")
+
+
+class _Nursery:
+    """The nursery as the tests see it."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.nursery", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=Path(__file__).resolve().parent.parent,
+                stdin=subprocess.DEVNULL,
+                # One thread only, or forking it would not be sound.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            )
+        self._kept = {os.readlink(f"/proc/self/fd/{self._socket.fileno()}"), str(self._process.pid)}
+        KEPT.update(self._kept)
+
+    def fork(self, fds: list[int]) -> int:
+        with self._lock:
+            socket.send_fds(self._socket, [b"fork"], fds)
+            answer = self._socket.recv(_REPLY.size)
+        if not answer:
+            raise ChildProcessError(f"the nursery ended with {self._process.wait()}")
+        return int(_REPLY.unpack(answer)[0])
+
+    def close(self) -> None:
+        KEPT.difference_update(self._kept)
+        self._socket.close()
+        self._process.wait()
+
+
+_nursery: _Nursery | None = None
+
+
+def fork(fds: list[int]) -> int:
+    """A new worker's pid; starts the nursery when it is the first.
+
+    Args:
+        fds: control socket, stdout, stderr, status pipe.
+    """
+    global _nursery
+    if _nursery is None:
+        _nursery = _Nursery()
+        atexit.register(close)
+    return _nursery.fork(fds)
+
+
+def close() -> None:
+    """End the nursery, if there is one. Idempotent."""
+    global _nursery
+    if _nursery is not None:
+        _nursery.close()
+        _nursery = None
+
+
+# --- inside the nursery ---
 
 
 def _preload() -> None:
@@ -63,7 +128,7 @@ def serve(requests: socket.socket) -> int:
             statuses[pid] = fds.pop()
             for fd in fds:
                 os.close(fd)
-            requests.send(REPLY.pack(pid))
+            requests.send(_REPLY.pack(pid))
 
 
 def _reap(statuses: dict[int, int]) -> None:

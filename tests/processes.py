@@ -20,25 +20,21 @@ started here are ever signalled, by their own id.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import os
 import pickle
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO, Any
 
 from . import loops
-from .leaks import KEPT
-from .nursery import REPLY, STATUS
+from .nursery import STATUS, fork
 from .worker import Decoder, End, Job, Post, Stage, encode
 
 __all__ = [
@@ -51,7 +47,6 @@ __all__ = [
     "run_workers",
 ]
 
-ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 60.0  # seconds for all workers of one test; this guards against hanging, nothing else
 _DUMP_GRACE = 1.0
 
@@ -224,7 +219,7 @@ class Workers:
         status, status_theirs = os.pipe()
         try:
             fds = [theirs.fileno(), worker._stdout.fileno(), worker._stderr.fileno(), status_theirs]
-            worker.pid = _nursery().fork(fds)
+            worker.pid = fork(fds)
         finally:
             theirs.close()
             os.close(status_theirs)
@@ -372,56 +367,6 @@ def run_workers(
         for _ in range(count):
             workers.start(function, *args, strict=strict)
         return workers.join()
-
-
-class _Nursery:
-    """The parent of the workers; see tests/nursery.py."""
-
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lock = threading.Lock()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.nursery", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                # One thread only, or forking it would not be sound.
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            )
-        self._kept = {os.readlink(f"/proc/self/fd/{self._socket.fileno()}"), str(self._process.pid)}
-        KEPT.update(self._kept)
-
-    def fork(self, fds: list[int]) -> int:
-        with self._lock:
-            socket.send_fds(self._socket, [b"fork"], fds)
-            answer = self._socket.recv(REPLY.size)
-        if not answer:
-            raise WorkerDied(f"the nursery ended with {self._process.wait()}")
-        return int(REPLY.unpack(answer)[0])
-
-    def close(self) -> None:
-        KEPT.difference_update(self._kept)
-        self._socket.close()
-        self._process.wait()
-
-
-_the_nursery: _Nursery | None = None
-
-
-def close_nursery() -> None:
-    global _the_nursery
-    if _the_nursery is not None:
-        _the_nursery.close()
-        _the_nursery = None
-
-
-def _nursery() -> _Nursery:
-    global _the_nursery
-    if _the_nursery is None:
-        _the_nursery = _Nursery()
-        atexit.register(close_nursery)
-    return _the_nursery
 
 
 def _read(file: IO[bytes]) -> str:

@@ -1,0 +1,74 @@
+"""Options: their defaults hold together, and what cannot work is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import re
+
+import pytest
+
+from aiocomm.errors import UsageError
+from aiocomm.options import KIB, MIB, Options
+
+FIELDS = [field.name for field in dataclasses.fields(Options)]
+
+
+def test_defaults_hold_together() -> None:
+    options = Options()
+    assert options.eager_limit < options.window_bytes
+    assert options.heartbeat_interval * 2 < options.peer_timeout < options.connect_timeout
+    assert options.route is None
+
+
+def test_units() -> None:
+    assert (KIB, MIB) == (2**10, 2**20)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_option_is_documented(name: str) -> None:
+    assert re.search(rf"^ +{name}: ", Options.__doc__ or "", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["eager_limit", "prefetch_bytes"])
+def test_sizes_may_be_zero_but_not_less(name: str) -> None:
+    assert getattr(Options(**{name: 0}), name) == 0  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"option {name} is -1"):
+        Options(**{name: -1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(set(FIELDS) - {"eager_limit", "prefetch_bytes", "route"}),
+)
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_the_others_must_be_more_than_zero(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"option {name} is {value!r}"):
+        Options(**{name: value})  # type: ignore[arg-type]
+
+
+def test_an_eager_message_must_fit_a_frame() -> None:
+    assert Options(eager_limit=8 * MIB).eager_limit == 8 * MIB
+    with pytest.raises(UsageError, match="at most 8 MiB"):
+        Options(eager_limit=8 * MIB + 1)
+
+
+@pytest.mark.parametrize("route", [None, "gloo", "link"])
+def test_routes_that_can_be_pinned(route: str | None) -> None:
+    assert Options(route=route).route == route
+
+
+@pytest.mark.parametrize("route", ["", "nccl", "GLOO", 1])
+def test_other_routes_are_refused(route: object) -> None:
+    with pytest.raises(UsageError, match=f"option route is {re.escape(repr(route))}"):
+        Options(route=route)  # type: ignore[arg-type]
+
+
+def test_frozen_keyword_only_and_picklable() -> None:
+    options = Options(window_messages=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.window_messages = 4  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Options(1)  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert dataclasses.replace(options, window_messages=5).window_messages == 5
