@@ -2,7 +2,7 @@
 #
 # Needs make and Python 3.11 or later, nothing else. Each target makes .venv and installs what it
 # needs, once: the stamp files say what is there, and are older than their sources when it no longer
-# is. Calls may run at the same time: tools/venv.py holds a lock.
+# is. Calls may run at the same time: tools/environment.py holds a lock.
 #
 #   make test ARGS="-x tests/test_address.py"     arguments for pytest
 #   make demo ARGS="--steps 3"                    arguments for the demo
@@ -19,7 +19,7 @@ PYTHON ?=
 ARGS ?=
 BENCH ?= $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 BIN := .venv/bin
-SOURCES := pyproject.toml constraints.txt tools/venv.py
+SOURCES := pyproject.toml constraints.txt tools/environment.py
 
 help:
 	@sed -n '1,11s/^# \{0,1\}//p' Makefile
@@ -42,7 +42,7 @@ bench: .venv/stamp-bench
 .venv/stamp-%: $(SOURCES)
 	@for python in $(PYTHON) python3.11 python3; do \
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	        exec "$$python" tools/venv.py $*; \
+	        exec "$$python" tools/environment.py $*; \
 	    fi; \
 	done; \
 	echo "No Python 3.11 or later found as python3.11 or python3." \

@@ -17,7 +17,7 @@ from .sources import ROOT, Import, imports, modules
 # A module imports from earlier layers and, where no cycle comes of it, from its own.
 LAYERS = [
     ["errors", "address", "options"],
-    ["entries", "ordering", "payload*", "packing*", "stats", "loops", "runtime"],
+    ["entries", "window", "ordering", "payload*", "packing*", "stats", "loops", "runtime"],
     ["handles*", "transport*"],
     ["rendezvous*"],
     ["scheduler*", "bulk", "connect"],

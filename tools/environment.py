@@ -5,7 +5,7 @@ while it works, so that parallel calls of make wait for one another; the stamp i
 that an interrupted installation is begun again. Rejected: ``mkdir`` or ``flock`` in the Makefile,
 of which one stays behind after a crash and the other is not on every machine.
 
-Usage: python tools/venv.py EXTRA
+Usage: python tools/environment.py EXTRA
 """
 
 from __future__ import annotations
