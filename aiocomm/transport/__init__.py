@@ -1,0 +1,1 @@
+"""Links and routes between two members, and the bridge from native completions to futures."""
