@@ -17,9 +17,17 @@ class State(enum.Enum):
     QUEUED = "queued"
     STARTED = "started"
     ARRIVED = "arrived"
-    MOVING = "moving"
+    MOVING = "moving"  # from the peer
+    COPYING = "copying"  # into a post's buffer
+    LEAVING = "leaving"  # a post's buffer
     READY = "ready"
+    TAKEN = "taken"
+    DROPPED = "dropped"  # but still on the move
     GONE = "gone"
+
+
+class IllegalTransition(Exception):
+    """An event that the state does not allow: a bug in the shell, never the user's fault."""
 
 
 # --- entries: what stands in the queues. Mutable and slotted: one is made per message. ---
@@ -27,7 +35,7 @@ class State(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """One message to send. ``charge``: bytes it takes of the peer's window (0 for bulk)."""
+    """One message to send. ``charge``: bytes it takes of the peer's window (little for bulk)."""
 
     owner: object
     charge: int = 0
@@ -57,7 +65,8 @@ class Incoming:
     bulk: bool
     state: State = State.NEW
     into: Post | None = None  # whose buffer it moves to, or lies in
-    prefetched: bool = False
+    prefetched: bool = False  # counts against the prefetch budget
+    credited: bool = False  # the sender got its share of the window back
 
 
 # --- actions: what the shell is to do, in this order ---
