@@ -15,6 +15,8 @@ LONG: dict[str, str] = {}
 # Modules without a test module of their own, and what tests them instead.
 UNMIRRORED: dict[str, str] = {
     "aiocomm/__init__.py": "tests/test_imports.py",
+    "aiocomm/__main__.py": "tests/test_cli.py",
+    "aiocomm/demo/__init__.py": "tests/test_imports.py",
     "aiocomm/handles/__init__.py": "tests/test_imports.py",
     "aiocomm/transport/__init__.py": "tests/test_imports.py",
     "aiocomm/rendezvous/__init__.py": "tests/test_imports.py",
