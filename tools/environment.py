@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+INCLUDED = {"test": ["demo"], "bench": ["demo"]}  # as in pyproject.toml: those need no call of pip
 SOURCES = [ROOT / "pyproject.toml", ROOT / "constraints.txt", Path(__file__).resolve()]
 
 
@@ -33,7 +34,7 @@ def is_fresh(stamp: Path) -> bool:
 def make_environment() -> None:
     """Create .venv, or create it anew when it was left half made or its Python is gone."""
     python = VENV / "bin" / "python"
-    check = [python, "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]
+    check = [str(python), "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]
     if python.exists() and subprocess.run(check, stderr=subprocess.DEVNULL).returncode == 0:
         return
     print(f"making .venv with Python {sys.version.split()[0]}", flush=True)
@@ -70,7 +71,8 @@ def main() -> None:
             stamp.unlink(missing_ok=True)
             make_environment()
             install(extra)
-            stamp.touch()
+            for each in [*INCLUDED.get(extra, []), extra]:
+                (VENV / f"stamp-{each}").touch()
 
 
 if __name__ == "__main__":
