@@ -1,0 +1,250 @@
+"""The work of a function that was chained to another work with ``then``.
+
+A plain function runs in the completion callback of its predecessor, without a task. What it returns
+decides how it goes on: a value completes the work; an awaitable runs as a task; an ``AsyncWork`` is
+followed to the last work of its chain. One failure is reported once, however many branches it
+reaches: a branch that passes a failure on leaves the duty to report it with the work where it
+arose, holds that work, and relieves it when the failure is retrieved here. Rejected: counting the
+failure as retrieved when a branch takes it and reporting in each branch, which reports it once for
+each branch. May not know what completes the first work of a chain. When CUDA comes, the place to record
+an event for device work that the function queued is ``_take``, before the work completes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import UsageError, WrongLoopError
+from .base import AsyncWork
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Mapping
+
+T = TypeVar("T")
+
+_Future = asyncio.Future
+
+_tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
+
+
+class AsyncFuncWork(AsyncWork[T]):
+    """Completes with what its function returns, or with the last work of what it returns.
+
+    Made by ``then``. Cancelling it before its function has begun means that the function never
+    runs; the predecessor goes on. While a coroutine runs, or a returned work is followed, that one
+    is cancelled, and this work ends as it ends.
+
+    Args:
+        predecessor: whose result the function takes.
+        func: called as ``func(result, *args, **kwargs)``.
+        args: positional.
+        kwargs: by name.
+    """
+
+    _root: AsyncWork[Any] | None = None  # the work that the function returned
+    _task: asyncio.Task[Any] | None = None
+
+    def __init__(
+        self,
+        predecessor: AsyncWork[Any],
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        super().__init__(loop=predecessor._loop)
+        self._awaiting = predecessor
+        self._func: Callable[..., Any] | None = func
+        self._args = args
+        self._kwargs = kwargs
+        self._name = getattr(func, "__qualname__", None) or type(func).__name__
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the result.
+
+        Raises:
+            WrongLoopError: the running loop is not the work's.
+            UsageError: awaited by its own function.
+
+        Cancellation: cancels the work; see the class.
+        """
+        if self._task is not None and self._task is asyncio.current_task():
+            raise UsageError(f"{self!r} is awaited by its own function, which would never end")
+        if self._origin is not None:
+            self._relieve()
+        return super().__await__()
+
+    __iter__ = __await__
+
+    def result(self) -> T:
+        """The result; raises what the work failed with."""
+        if self._origin is not None:
+            self._relieve()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        """What the work failed with, or None."""
+        if self._origin is not None:
+            self._relieve()
+        return super().exception()
+
+    # --- the predecessor is done ---
+
+    def _begin(self, predecessor: AsyncWork[Any]) -> None:
+        func, args, kwargs = self._func, self._args, self._kwargs
+        if func is None:
+            return  # cancelled before its turn
+        self._release()
+        try:
+            if predecessor._exception is not None or predecessor.cancelled():
+                self._inherit(predecessor)
+                return
+            value = func(predecessor.result(), *args, **kwargs)
+        except (KeyboardInterrupt, SystemExit) as error:
+            self._fail(error)
+            raise
+        except BaseException as error:
+            self._fail_with(error)
+        else:
+            self._take(value)
+        finally:
+            # The traceback of an error holds this frame; it shall not hold the work.
+            del self, predecessor
+
+    def _take(self, value: Any) -> None:
+        if isinstance(value, AsyncWork):
+            self._follow(value)
+        elif inspect.isawaitable(value):
+            self._run(value)
+        else:
+            self._finish(value)
+
+    # --- its function returned something to await ---
+
+    def _run(self, awaitable: Awaitable[Any]) -> None:
+        coroutine = awaitable if asyncio.iscoroutine(awaitable) else _wait_for(awaitable)
+        if self.done():  # it cancelled itself
+            coroutine.close()
+            return
+        task = self._loop.create_task(coroutine)
+        _tasks.add(task)
+        task.add_done_callback(self._ran)
+        if self.done():  # the same, within an eager task
+            task.cancel()
+        else:
+            self._task = task
+
+    def _ran(self, task: asyncio.Task[Any]) -> None:
+        _tasks.discard(task)
+        self._task = None
+        if task.cancelled():
+            self._cancel_self(getattr(task, "_cancel_message", None))
+        elif (error := task.exception()) is not None:
+            self._fail_with(error)
+        else:
+            self._take(task.result())
+
+    # --- its function returned a work ---
+
+    def _follow(self, root: AsyncWork[Any]) -> None:
+        if self.done():
+            return
+        if root._loop is not self._loop:
+            self._fail(WrongLoopError(f"{self!r} returned {root!r}, which is of another loop"))
+        elif (last := self._last_of(root)) is None:
+            self._fail(
+                UsageError(
+                    f"{self!r} returned {root!r}, whose chain waits for the former: they would "
+                    "wait for each other for ever; return a result instead"
+                )
+            )
+        else:
+            self._root, self._awaiting = root, last
+            last.add_done_callback(self._followed)
+
+    def _last_of(self, root: AsyncWork[Any]) -> AsyncWork[Any] | None:
+        """The last work of the chain; None when it cannot complete before this work has."""
+        last = root
+        while last is not self and (following := last._next) is not None:
+            last = following
+        waited_for: AsyncWork[Any] | None = last
+        while waited_for is not None:
+            if waited_for is self:
+                return None
+            waited_for = waited_for._awaiting
+        return last
+
+    def _followed(self, last: AsyncWork[Any]) -> None:
+        root = self._root
+        if self.done() or root is None:
+            return
+        self._release()
+        if root.get_last_work() is not last:  # the chain has grown
+            self._follow(root)
+        elif last._exception is not None or last.cancelled():
+            self._inherit(last)
+        else:
+            try:
+                self._finish(last.result())
+            except asyncio.CancelledError as error:
+                self._fail(error)
+
+    # --- ends ---
+
+    def _inherit(self, source: AsyncWork[Any]) -> None:
+        """End as the source did."""
+        error = source._exception
+        if error is None:
+            self._cancel_self(getattr(source, "_cancel_message", None))
+            return
+        error.__traceback__ = source._traceback
+        self._fail(error, quiet=True)
+        self._origin = source._origin or source
+
+    def _relieve(self) -> None:
+        """The failure was retrieved here: nobody needs to report it."""
+        if self._origin is not None:
+            self._origin._log_traceback = False
+            self._origin = None
+
+    def _fail_with(self, error: BaseException) -> None:
+        if self.done() and not isinstance(error, asyncio.CancelledError):
+            self._loop.call_exception_handler(
+                {
+                    "message": f"the function of {self!r} failed after the work had been cancelled",
+                    "exception": error,
+                    "future": self,
+                }
+            )
+        self._fail(error)
+
+    def _cancel(self, msg: Any | None = None) -> bool:
+        if self._task is not None:
+            return self._task.cancel(msg)
+        if self._root is not None and self._awaiting is not None and self._awaiting.cancel(msg):
+            return True  # ends when that one has
+        return self._cancel_self(msg)
+
+    def _cancel_self(self, msg: Any | None) -> bool:
+        awaited = self._awaiting
+        if awaited is not None:
+            awaited.remove_done_callback(self._begin)
+        self._release()
+        return super()._cancel(msg)
+
+    def _release(self) -> None:
+        """Hold nothing that is not needed any more."""
+        self._func = None
+        self._args, self._kwargs = (), {}
+        self._root = self._awaiting = None
+
+    def _state_text(self) -> str:
+        return f"{self._name} {super()._state_text()}"
+
+
+async def _wait_for(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+AsyncWork._branch = AsyncFuncWork
