@@ -1,14 +1,37 @@
 """aiocomm: ordered, awaitable exchange of tensors and Python objects between pairs of workers.
 
-The public names; nothing is defined here.
+The public names; nothing is defined here. Importing it pulls in neither ray nor numpy.
 """
 
 from __future__ import annotations
 
-from . import errors
+from . import blocking, errors
 from .address import WorkerAddress
+from .collective import Collective, current, open
+from .group import CollectiveGroup
+from .handles import AsyncWork
+from .launch import run_local
 from .options import Options
+from .rendezvous.base import Store
+from .rendezvous.tcp import TCPBoard
+from .stats import GroupStatistics, RouteCount
 
 __version__ = "0.1.0"
 
-__all__ = ["Options", "WorkerAddress", "__version__", "errors"]
+__all__ = [
+    "AsyncWork",
+    "Collective",
+    "CollectiveGroup",
+    "GroupStatistics",
+    "Options",
+    "RouteCount",
+    "Store",
+    "TCPBoard",
+    "WorkerAddress",
+    "__version__",
+    "blocking",
+    "current",
+    "errors",
+    "open",
+    "run_local",
+]

@@ -21,7 +21,8 @@ from .group import CollectiveGroup, GroupState
 from .options import Options
 from .rendezvous.tcp import TCPBoard
 from .runtime import Runtime
-from .transport.link import Heart, Listener
+from .transport.heart import Heart
+from .transport.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -109,19 +110,14 @@ class Collective:
     async def _open(self) -> None:
         loop = self._runtime.loop
         await self._store.aopen()
-        secret = os.environ.get("AIOCOMM_SECRET", "").encode() or os.urandom(32)
-        self._heart = Heart(
-            loop,
-            interval=self.options.heartbeat_interval,
-            peer_timeout=self.options.peer_timeout,
-        )
+        self._heart = Heart(self.options)
         self._listener = await Listener.open(
             self._store.host,
-            secret=secret,
             incarnation=self._incarnation,
             accept=self._accept,
             connected=self._connected,
             heart=self._heart,
+            options=self.options,
         )
         self._connector = Connector(
             self._store, self.address, self._incarnation, self._heart, self.options
@@ -152,8 +148,6 @@ class Collective:
         finally:
             if self._listener is not None:
                 await self._listener.aclose()
-            if self._heart is not None:
-                self._heart.stop()
             self._runtime.close()
             await self._store.aclose()
 

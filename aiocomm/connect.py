@@ -12,6 +12,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from .errors import (
+    AuthenticationError,
+    HandshakeError,
     NetworkError,
     PeerLostError,
     ProtocolError,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from .options import Options
     from .rendezvous.base import Store
     from .transport.base import Link
-    from .transport.link import Heart
+    from .transport.heart import Heart
 
 log = logging.getLogger("aiocomm")
 
@@ -110,12 +112,20 @@ class Connector:
             )
             cause: Exception
             try:
-                return await dial(endpoint, hello, heart=self._heart)
+                return await dial(
+                    endpoint,
+                    hello,
+                    heart=self._heart,
+                    options=self._options,
+                    timeout=max(0.0, min(deadline - loop.time(), self._options.peer_timeout)),
+                )
+            except AuthenticationError:
+                raise
             except RefusedError as error:
                 if error.code not in _HOPEFUL:
                     raise
                 cause, unreachable = error, None
-            except NetworkError as error:
+            except (HandshakeError, NetworkError) as error:
                 cause = error
                 if unreachable is None or unreachable[0] != endpoint.incarnation:
                     unreachable = (endpoint.incarnation, loop.time())

@@ -7,6 +7,7 @@ its parent ends itself, so nothing stays behind whichever way the parent goes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import multiprocessing
 import pickle
@@ -85,7 +86,7 @@ def run_local(
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise UsageError(f"{n!r} workers cannot be started: give an integer >= 1")
     board = store if store is not None else TCPBoard(port=0, serve=True)
-    with board.serving():
+    with board if isinstance(board, TCPBoard) else contextlib.nullcontext():
         return _Workers(fn, n, args, board).run(timeout)
 
 

@@ -51,11 +51,7 @@ def make_route(
     """
     if name == GlooRoute.name:
         return GlooRoute(
-            label,
-            sending=sending,
-            local_host=link.local_host,
-            loop=loop,
-            publish=publish,
+            label, sending=sending, local_host=link.local_host, loop=loop, publish=publish
         )
     if name == StreamRoute.name:
         return StreamRoute(link, loop, sending=sending)
