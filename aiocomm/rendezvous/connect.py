@@ -4,12 +4,14 @@ Blocking; runs on a thread of the board. It may not know keys, waiters or event 
 socket is bound here, to exactly the address that was asked for, and handed to torch, because torch
 itself binds every interface. Rejected: probing whether a port is free before binding it (the answer
 is stale when it arrives), and leaving the wait for a late server to torch (it cannot be
-interrupted and writes a warning for each attempt).
+interrupted and writes a warning for each attempt). torch looks up the peer's name in the DNS each
+time it connects, prints itself or fails; so connections are made early and kept, and not printed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -18,6 +20,7 @@ import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed
@@ -26,7 +29,6 @@ from ..errors import ClosedError, RendezvousError, RendezvousTimeout
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ DIAL_TIMEOUT = 3.0
 
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 2, 3
 """The kernel finds a vanished server host in about 5 + 2 * 3 seconds (torch sets no keep-alive)."""
+
+_PROC_FDS = Path("/proc/self/fd")
 
 # The stub does not export it, and torch.distributed has no __all__.
 _TCPStore: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
@@ -82,6 +86,27 @@ class Place:
     local_host: str
 
 
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A socket that belongs to somebody else: its number, and the inode that tells if it still is.
+
+    Args:
+        number: file descriptor.
+        inode: of the socket.
+    """
+
+    number: int
+    inode: int
+
+    def borrow(self) -> socket.socket:
+        """A socket object of one's own for it; OSError if it is closed, or another by now."""
+        sock = _duplicate(self.number)
+        if os.fstat(sock.fileno()).st_ino != self.inode:
+            sock.close()
+            raise OSError(errno.EBADF, "the descriptor was closed and used again")
+        return sock
+
+
 class Client(Protocol):
     """What the board uses of torch's store (whose type stub lacks half of it)."""
 
@@ -102,12 +127,14 @@ class Connection:
         host: numeric address of the board.
         port: its port.
         serving: whether this process serves the board.
+        native: the client's socket, if it could be told from others.
     """
 
     store: Client
     host: str
     port: int
     serving: bool
+    native: Descriptor | None
 
     def place(self) -> Place:
         """Where the board is, and where this process is as seen from it."""
@@ -126,12 +153,11 @@ class Connection:
 
         torch's client has no time-out of its own for an answer, and no close.
         """
-        with _native_socket(self) as sock:
-            if sock is None:
-                return False
-            with contextlib.suppress(OSError):  # not connected any more: what was wanted
-                sock.shutdown(socket.SHUT_RDWR)
-            return True
+        if self.native is None:
+            return False
+        with contextlib.suppress(OSError), self.native.borrow() as sock:
+            sock.shutdown(socket.SHUT_RDWR)  # OSError: gone already, which is what was wanted
+        return True
 
 
 def establish(site: Site, stop: threading.Event) -> Connection:
@@ -202,6 +228,7 @@ def _serve(site: Site, hosts: list[str]) -> Connection:
     listener = _listen(host, site.port)
     port = int(listener.getsockname()[1])
     _warn_of_loopback(site.host, host)
+    before = _sockets_to(host, port)
     try:
         store = _TCPStore(
             host,
@@ -215,7 +242,7 @@ def _serve(site: Site, hosts: list[str]) -> Connection:
         )
     except RuntimeError as error:
         raise RendezvousError(f"torch cannot serve the board at {site}: {_line(error)}") from error
-    return Connection(store, host, port, serving=True)
+    return Connection(store, host, port, True, _native(store, host, port, before))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -252,15 +279,17 @@ def _dial(host: str, port: int) -> None:
 
 
 def _client(host: str, port: int) -> Connection:
+    before = _sockets_to(host, port)
     try:
         store = _TCPStore(host, port, None, False, timeout=_ANSWER, wait_for_workers=False)
     except RuntimeError as error:
         raise RendezvousError(
             f"what listens at {host}:{port} is no board: {_line(error)}"
         ) from error
-    connection = Connection(store, host, port, serving=False)
-    with _native_socket(connection) as sock:
-        if sock is not None:
+    native = _native(store, host, port, before)
+    connection = Connection(store, host, port, False, native)
+    if native is not None:
+        with contextlib.suppress(OSError), native.borrow() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in (
                 ("TCP_KEEPIDLE", KEEPALIVE_IDLE),
@@ -272,27 +301,44 @@ def _client(host: str, port: int) -> Connection:
     return connection
 
 
-@contextlib.contextmanager
-def _native_socket(connection: Connection) -> Iterator[socket.socket | None]:
-    """The client's socket, whose number torch tells only in its repr; None if it does not."""
-    match = re.search(r"TCPClient\(SocketImpl\(fd=(\d+)", repr(connection.store))
-    sock = None
-    if match is not None:
-        with contextlib.suppress(OSError):
-            sock = socket.socket(fileno=os.dup(int(match[1])))
-    try:
-        # A wrong number would hit a stranger's socket: believe it only if it leads to the board.
-        yield sock if sock is not None and _leads_to(sock, connection.port) else None
-    finally:
-        if sock is not None:
-            sock.close()
+def _sockets_to(host: str, port: int) -> dict[int, int]:
+    """This process' sockets that lead there: descriptor by inode. Empty where there is no /proc."""
+    found = {}
+    for entry in _PROC_FDS.iterdir() if _PROC_FDS.is_dir() else ():
+        with contextlib.suppress(OSError), _duplicate(int(entry.name)) as sock:
+            if _leads_to(sock, host, port):
+                found[os.fstat(sock.fileno()).st_ino] = int(entry.name)
+    return found
 
 
-def _leads_to(sock: socket.socket, port: int) -> bool:
+def _duplicate(descriptor: int) -> socket.socket:
+    """A socket object of one's own for a descriptor; OSError if it is not a socket."""
+    duplicate = os.dup(descriptor)
     try:
-        return bool(sock.getpeername()[1] == port)
-    except (OSError, IndexError):
+        return socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        raise
+
+
+def _leads_to(sock: socket.socket, host: str, port: int) -> bool:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return False
+    peer = sock.getpeername()
+    return bool(peer[1] == port and peer[0].removeprefix("::ffff:") == host)
+
+
+def _native(store: Any, host: str, port: int, before: dict[int, int]) -> Descriptor | None:
+    """The descriptor of a client that was made after ``before`` was taken.
+
+    It is among the new ones that lead to the board, so if there is only one it is the one. Else
+    (two boards opened at once) torch's repr tells; it is not asked first because it looks up names.
+    """
+    new = [Descriptor(fd, ino) for ino, fd in _sockets_to(host, port).items() if ino not in before]
+    if len(new) > 1:
+        match = re.search(r"TCPClient\(SocketImpl\(fd=(\d+)", repr(store))
+        new = [each for each in new if match is not None and each.number == int(match[1])]
+    return new[0] if len(new) == 1 else None
 
 
 def _line(error: BaseException) -> str:

@@ -18,6 +18,7 @@ time-outs (each prints a warning and may leave the client out of step with the s
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
@@ -25,7 +26,7 @@ import queue
 import secrets
 import threading
 import weakref
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,8 +45,9 @@ PREFIX = "aiocomm/"
 WAIT_SLICE = timedelta(days=20)
 """One wait of the watcher; more would overflow the 32-bit milliseconds of poll(2)."""
 
-LINGER = 0.5
-"""Seconds for which an idle watcher is kept: gets come in bursts, and each has a connection."""
+LINGER = 0.05
+"""Seconds for which an idle watcher thread is kept: gets come in bursts. Not longer, because torch
+writes a C++ stack to stderr when the server closes, in good order, while a client blocks in it."""
 
 PREDECESSOR_TIMEOUT = 10.0
 """Seconds to wait for an earlier session of this process, which may hold the port, to end."""
@@ -75,6 +77,7 @@ class Session:
         self._pending: dict[str, list[Future[bytes]]] = {}
         self._reason: str | None = None
         self._connection: Connection | None = None
+        self._watching: Connection | None = None
         self._watcher: _Watcher | None = None
         self._name = secrets.token_hex(8)
         self._tokens = 0
@@ -180,8 +183,7 @@ class Session:
             if self._connect():
                 self._serve_commands()
         finally:
-            self._connection = None
-            self._watcher = None
+            self._connection = self._watching = self._watcher = None
             self.ended.set_result(None)
 
     def _connect(self) -> bool:
@@ -190,6 +192,8 @@ class Session:
                 self._after.result(timeout=min(self.site.timeout, PREDECESSOR_TIMEOUT))
                 self._after = None
             self._connection = establish(self.site, self._stop)
+            # Now, while a server that hangs is still the caller's time-out and nobody else's.
+            self._watching = self._connection.another()
         except AiocommError as error:
             self._reason = error.message
             self.opened.set_exception(error)
@@ -235,8 +239,8 @@ class Session:
         except RuntimeError as error:
             self._break(error)
         if watcher.thread.is_alive():
-            if watcher.connection is not None:
-                watcher.connection.sever()
+            if self._watching is not None:
+                self._watching.sever()
             watcher.thread.join(JOIN_TIMEOUT)
             if watcher.thread.is_alive():
                 logger.warning("the board at %s hangs: a thread is left behind", self.site)
@@ -282,17 +286,17 @@ class Session:
 
     def watch(self, watcher: _Watcher) -> None:
         """Body of the watcher thread."""
-        assert self._connection is not None
+        connection = self._watching
+        assert connection is not None
         wake = _wake(watcher.name)
         hot: set[str] = set()
         try:
-            connection = watcher.connection = self._connection.another()
             while not watcher.stopping.is_set():
                 try:
                     connection.store.wait([wake], WAIT_SLICE)
                 except DistStoreError:
                     # The slice is over, after which a client may be out of step (F24).
-                    connection = watcher.connection = connection.another()
+                    connection = self._watching = connection.another()
                     continue
                 if not watcher.stopping.is_set():
                     connection.store.delete_key(wake)  # before looking: later news sets it again
@@ -366,8 +370,7 @@ class Session:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection.store))
 
     def _connections(self) -> list[Connection]:
-        watcher = self._watcher
-        both = (self._connection, None if watcher is None else watcher.connection)
+        both = (self._connection, self._watching)
         return [connection for connection in both if connection is not None]
 
 
@@ -377,7 +380,6 @@ class _Watcher:
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
         self.stopping = threading.Event()
-        self.connection: Connection | None = None
         self.thread = threading.Thread(
             target=session.watch, args=(self,), name="aiocomm-board-watch", daemon=True
         )
@@ -390,9 +392,22 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 def _after_fork() -> None:
     for session in list(_sessions):
         session.leak()
+    _sessions.clear()
+
+
+def _at_exit() -> None:
+    """End what was never closed: a thread inside torch at the interpreter's end aborts the process."""
+    left = list(_sessions)
+    for session in left:
+        session.close()
+    for session in left:
+        if not wait([session.ended], timeout=JOIN_TIMEOUT).done:
+            session.sever()
+            wait([session.ended], timeout=JOIN_TIMEOUT)
 
 
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
 
 
 def _nothing() -> None:

@@ -25,6 +25,7 @@ from ..errors import (
     WrongLoopError,
 )
 from .base import Store, check_key, check_timeout, check_value
+from .bridge import bridge
 from .connect import Place, Site
 from .session import Session
 
@@ -140,7 +141,7 @@ class TCPBoard(Store):
         try:
             try:
                 async with asyncio.timeout(self._site.timeout + GRACE) as scope:
-                    self._place = await _bridge(session.opened)
+                    self._place = await bridge(session.opened)
             except TimeoutError as error:
                 if scope.expired():
                     raise self._unanswered() from error
@@ -206,7 +207,7 @@ class TCPBoard(Store):
         future = session.get(key)
         try:
             async with asyncio.timeout(None if timeout == math.inf else timeout) as scope:
-                return await _bridge(future)
+                return await bridge(future)
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -279,7 +280,7 @@ class TCPBoard(Store):
             return
         try:
             for last in (False, True):
-                ended = _bridge(session.ended)
+                ended = bridge(session.ended)
                 await asyncio.wait([ended], timeout=CLOSE_TIMEOUT)
                 if ended.done():
                     session.join()
@@ -293,7 +294,7 @@ class TCPBoard(Store):
     async def _answer(self, future: Future[T], what: str) -> T:
         try:
             async with asyncio.timeout(self._site.timeout) as scope:
-                return await _bridge(future)
+                return await bridge(future)
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -362,32 +363,3 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     if text is None or not (text.isascii() and text.isdigit()):
         raise UsageError(f"{name}={text!r} in the environment is not a number >= 0")
     return int(text)
-
-
-def _bridge(source: Future[T]) -> asyncio.Future[T]:
-    """A future of the running loop that ends as the given one does, on whatever thread that is."""
-    loop = asyncio.get_running_loop()
-    target: asyncio.Future[T] = loop.create_future()
-
-    def settle() -> None:
-        if target.done():  # cancelled meanwhile (F37)
-            return
-        if source.cancelled():
-            target.cancel()
-            return
-        error = source.exception()
-        if error is None:
-            target.set_result(source.result())
-        else:
-            target.set_exception(error)
-            target.exception()  # who awaits gets it; a cancelled awaiter is not to be logged
-
-    def tell(_: Future[T]) -> None:
-        try:
-            loop.call_soon_threadsafe(settle)
-        except RuntimeError:
-            if not loop.is_closed():  # a loop that ended while it waited is no fault (F38)
-                raise
-
-    source.add_done_callback(tell)
-    return target
