@@ -1,0 +1,351 @@
+"""The order of the receiving end: its table row by row, and every schedule against a simple model.
+
+``Shell`` below carries actions out the way the scheduler does, except that a move ends when the
+test says so. It knows where each message's bytes are and who may touch a buffer, and its model of
+the order is two plain lists: the first live post gets the first message, nothing else. No asyncio.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from aiocomm.entries import (
+    Copy,
+    Credit,
+    Deliver,
+    Discard,
+    Evacuate,
+    Fail,
+    Incoming,
+    Mismatch,
+    Post,
+    RecvAction,
+    State,
+    Transfer,
+)
+from aiocomm.ordering import IllegalTransition, RecvOrder
+
+BUDGET, COPY_LIMIT, LIMIT, WINDOW_MESSAGES, WINDOW_BYTES = 100, 10, 2, 8, 40
+SMALL, LARGE = 5, 40
+
+
+@dataclass(eq=False)
+class Side:
+    """The shell's half of a post or a message."""
+
+    kind: str
+    body: int | None = None  # sequence of the message whose bytes lie in memory of its own
+    buffer: int | None = None  # the same, for the buffer that a post brought
+    prefetched: bool = False
+
+
+@dataclass
+class Shell:
+    """Carries out what the order says, and holds it to the model."""
+
+    order: RecvOrder = field(
+        default_factory=lambda: RecvOrder(
+            lambda post, message: post.owner.kind == message.owner.kind,  # type: ignore[attr-defined]
+            prefetch_bytes=BUDGET,
+            copy_limit=COPY_LIMIT,
+            moving_limit=LIMIT,
+            window_messages=WINDOW_MESSAGES,
+            window_bytes=WINDOW_BYTES,
+        )
+    )
+    posts: list[Post] = field(default_factory=list)  # the model: who waits,
+    line: list[Incoming] = field(default_factory=list)  # and for what
+    wire: list[Incoming] = field(default_factory=list)  # bulk that nobody asked to take in yet
+    moves: list[RecvAction] = field(default_factory=list)
+    delivered: dict[Incoming, Post] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    failed: list[Post] = field(default_factory=list)
+    owed: list[int] = field(default_factory=lambda: [0, 0])
+    credited: set[Incoming] = field(default_factory=set)
+    next: int = 0
+    over: bool = False
+
+    # --- events ---
+
+    def post(self, kind: str = "obj", *, buffer: bool = False) -> Post:
+        post = Post(Side(kind), buffer)
+        self.posts.append(post)
+        self._carry_out(self.order.post(post))
+        return post
+
+    def arrive(self, kind: str = "obj", size: int = SMALL, *, bulk: bool = False) -> Incoming:
+        side = Side(kind, body=None if bulk else self.next)
+        message = Incoming(side, self.next, size, 1 if bulk else size, bulk)
+        self.next += 1
+        self.line.append(message)
+        if bulk:
+            self.wire.append(message)
+        self._carry_out(self.order.arrive(message))
+        return message
+
+    def end(self, message: Incoming) -> None:
+        """The move of this message ends well."""
+        move = self._pop_move(message)
+        side = message.owner
+        match move:
+            case Transfer(into=None):
+                side.body = message.sequence
+            case Transfer(into=post):
+                post.owner.buffer = message.sequence
+            case Copy(into=post):
+                post.owner.buffer = side.body
+            case Evacuate():
+                side.body = message.into.owner.buffer if side.body is None else side.body
+                assert side.body == message.sequence
+                self._carry_out(self.order.evacuated(message))
+                return
+        self._carry_out(self.order.transferred(message))
+
+    def cancel(self, post: Post) -> None:
+        if post in self.posts:
+            self.posts.remove(post)
+        self._carry_out(self.order.cancel(post)[1])
+
+    def give_back(self, message: Incoming) -> None:
+        del self.delivered[message]
+        message.owner.body = message.sequence
+        self.line = sorted([*self.line, message], key=lambda each: each.sequence)
+        self._carry_out(self.order.give_back(message))
+
+    def fail(self, message: Incoming) -> None:
+        self.over = True
+        self._pop_move(message)
+        if message in self.line:
+            del self.line[self.line.index(message) :]
+        self._cut(keep_moving=True)
+        self._carry_out(self.order.fail(message))
+
+    def lose(self, *, keep_moving: bool) -> None:
+        self.over = True
+        self._cut(keep_moving=keep_moving)
+        self._carry_out(self.order.lose(keep_moving=keep_moving))
+
+    def close(self) -> list[Post]:
+        self.over = True
+        self.line.clear()
+        left = self.order.close()
+        assert left == [post for post in self.posts if not self.written(post)]
+        for post in left:
+            self.posts.remove(post)
+        return left
+
+    # --- what the model knows ---
+
+    def written(self, post: Post) -> bool:
+        """Whether something moves into the buffer of this post, or out of it."""
+        return any(
+            move.message.into is post
+            if isinstance(move, Evacuate)
+            else isinstance(move, Transfer | Copy) and move.into is post
+            for move in self.moves
+        )
+
+    def move_of(self, message: Incoming) -> Any:
+        return next((move for move in self.moves if move.message is message), None)  # type: ignore[union-attr]
+
+    def whole(self, message: Incoming) -> bool:
+        moving = isinstance(self.move_of(message), Transfer)
+        return message not in self.wire and not moving
+
+    def prefetched(self) -> int:
+        """Bytes taken in that nobody had asked for, while they may still be around."""
+        return sum(
+            message.size
+            for message in {*self.line, *(move.message for move in self.moves)}  # type: ignore[union-attr]
+            if message.owner.prefetched
+        )
+
+    def _cut(self, *, keep_moving: bool) -> None:
+        for index, message in enumerate(self.line):
+            moving = keep_moving and message not in self.wire
+            if not (moving or self.whole(message)):
+                del self.line[index:]
+                return
+
+    def _pop_move(self, message: Incoming) -> Any:
+        move = self.move_of(message)
+        self.moves.remove(move)
+        return move
+
+    # --- actions ---
+
+    def _carry_out(self, actions: list[RecvAction]) -> None:
+        for action in actions:
+            self.told.append(type(action).__name__)
+            match action:
+                case Transfer() | Copy() | Evacuate():
+                    assert self.move_of(action.message) is None
+                    self._check_move(action)
+                    self.moves.append(action)
+                case Discard(message=message):
+                    assert message is self.wire.pop(0)
+                case Deliver(post=post, message=message) | Mismatch(post=post, message=message):
+                    self._check_pair(action, post, message)
+                case Credit(messages=messages, nbytes=nbytes):
+                    assert not self.over
+                    assert messages > 0
+                    assert [messages, nbytes] == self.owed
+                    self.owed = [0, 0]
+                case Fail(post=post):
+                    assert self.over
+                    assert self.posts.index(post) >= len(self.line)
+                    assert not self.written(post)
+                    self.posts.remove(post)
+                    self.failed.append(post)
+
+    def _check_move(self, action: Any) -> None:
+        message = action.message
+        place = self.line.index(message)
+        if isinstance(action, Transfer):
+            assert message is self.wire.pop(0), "bulk leaves the wire in its order"
+            assert len(self.moves) < LIMIT
+            post = self.posts[place] if place < len(self.posts) else None
+            assert action.into is None or (action.into is post and post.in_place)
+            assert post is None or post.owner.kind == message.owner.kind
+            assert action.into is None or not self.written(action.into)
+            message.owner.prefetched = post is None
+            assert self.prefetched() <= BUDGET
+        elif isinstance(action, Copy):
+            assert message.owner.body == message.sequence
+            assert (message, action.into) == (self.line[0], self.posts[0])
+            assert action.into.in_place
+            assert not self.written(action.into)
+        else:
+            assert message.into.owner.buffer == message.sequence
+
+    def _check_pair(self, action: RecvAction, post: Post, message: Incoming) -> None:
+        assert (post, message) == (self.posts.pop(0), self.line.pop(0))
+        assert not self.written(post), "a buffer is handed back while something moves in or out"
+        fit = post.owner.kind == message.owner.kind
+        assert isinstance(action, Deliver if fit else Mismatch)
+        if fit:
+            body = message.owner.body
+            if post.in_place and message.into is post:
+                body = post.owner.buffer
+            assert body == message.sequence
+            assert self.move_of(message) is None
+            self.delivered[message] = post
+        if message not in self.credited:
+            self.credited.add(message)
+            self.owed[0] += 1
+            self.owed[1] += message.charge
+
+
+KINDS = st.sampled_from(["obj", "obj", "obj", "tensor"])
+
+
+class Schedules(RuleBasedStateMachine):
+    """Any calls, arrivals, cancellations, ends of moves and losses, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shell = Shell()
+
+    @rule(kind=KINDS, buffer=st.booleans())
+    def post(self, kind: str, buffer: bool) -> None:
+        self.shell.post(kind, buffer=buffer)
+
+    @precondition(lambda self: not self.shell.over)
+    @rule(kind=KINDS, size=st.sampled_from([0, SMALL, LARGE, BUDGET]), bulk=st.booleans())
+    def arrive(self, kind: str, size: int, bulk: bool) -> None:
+        self.shell.arrive(kind, size, bulk=bulk)
+
+    @precondition(lambda self: self.shell.moves)
+    @rule(data=st.data())
+    def move_ends(self, data: st.DataObject) -> None:
+        self.shell.end(data.draw(st.sampled_from(self.shell.moves)).message)  # type: ignore[union-attr]
+
+    @precondition(lambda self: self.shell.posts)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.shell.cancel(data.draw(st.sampled_from(self.shell.posts)))
+
+    @precondition(lambda self: self.shell.delivered)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        self.shell.give_back(data.draw(st.sampled_from([*self.shell.delivered])))
+
+    @precondition(lambda self: self.shell.moves)
+    @rule(data=st.data(), luck=st.integers(0, 5))
+    def move_fails(self, data: st.DataObject, luck: int) -> None:
+        if luck == 5:
+            self.shell.fail(data.draw(st.sampled_from(self.shell.moves)).message)  # type: ignore[union-attr]
+
+    @rule(keep_moving=st.booleans(), luck=st.integers(0, 15))
+    def lose(self, keep_moving: bool, luck: int) -> None:
+        if luck == 15:
+            self.shell.lose(keep_moving=keep_moving)
+
+    @rule(luck=st.integers(0, 25))
+    def close(self, luck: int) -> None:
+        if luck == 25:
+            self.shell.close()
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        shell, order = self.shell, self.shell.order
+        assert (order.posted, order.waiting) == (len(shell.posts), len(shell.line))
+        assert order.moving == sum(move.message in shell.line for move in shell.moves)  # type: ignore[union-attr]
+
+    @invariant()
+    def nobody_waits_in_vain(self) -> None:
+        shell = self.shell
+        if not shell.moves:
+            assert not (shell.posts and shell.line)
+        if shell.over:
+            assert all(shell.written(post) for post in shell.posts[len(shell.line) :])
+
+    @invariant()
+    def bulk_moves_in_as_soon_as_it_may(self) -> None:
+        shell = self.shell
+        if not shell.wire or shell.over or len(shell.moves) >= LIMIT:
+            return
+        message = shell.wire[0]
+        place = shell.line.index(message)
+        if place < len(shell.posts):
+            assert shell.posts[place].owner.kind != message.owner.kind  # type: ignore[attr-defined]
+        else:
+            assert shell.prefetched() + message.size > BUDGET
+
+    @invariant()
+    def credit_is_given_back_in_quarters(self) -> None:
+        if not self.shell.over:
+            assert self.shell.owed[0] < WINDOW_MESSAGES // 4
+            assert self.shell.owed[1] < WINDOW_BYTES // 4
+
+    def teardown(self) -> None:
+        shell = self.shell
+        self.end_all_moves()
+        self.nobody_waits_in_vain()
+        for message in [*shell.line]:  # whatever is left is whole, or moves in for the next post
+            shell.post(message.owner.kind)  # type: ignore[attr-defined]
+            self.end_all_moves()
+        assert not shell.line
+        if not shell.over:
+            for post in [*shell.posts]:
+                shell.cancel(post)
+            shell.arrive("obj", BUDGET, bulk=True)
+            assert len(shell.moves) == 1, "the budget leaked"
+
+    def end_all_moves(self) -> None:
+        for _ in range(4 * len(self.shell.line) + len(self.shell.moves) + 1):
+            if self.shell.moves:
+                self.shell.end(self.shell.moves[0].message)  # type: ignore[union-attr]
+        assert not self.shell.moves
+
+
+TestSchedules = Schedules.TestCase
+TestSchedules.settings = settings(max_examples=150, stateful_step_count=40)
