@@ -1,14 +1,8 @@
-"""The order of the receiving end: its table row by row, and every schedule against a simple model.
-
-``Shell`` below carries actions out the way the scheduler does, except that a move ends when the
-test says so. It knows where each message's bytes are and who may touch a buffer, and its model of
-the order is two plain lists: the first live post gets the first message, nothing else. No asyncio.
-"""
+"""The order of the receiving end: every schedule against a simple model, and its table by rows."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -17,232 +11,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aiocomm.entries import (
-    Copy,
-    Credit,
-    Deliver,
-    Discard,
-    Evacuate,
-    Fail,
-    Incoming,
-    Mismatch,
-    Post,
-    RecvAction,
-    State,
-    Transfer,
-)
+from aiocomm.entries import Incoming, Post, State
 from aiocomm.ordering import IllegalTransition, RecvOrder
 
-BUDGET, COPY_LIMIT, LIMIT, WINDOW_MESSAGES, WINDOW_BYTES = 100, 10, 2, 8, 40
-SMALL, LARGE = 5, 40
-
-
-@dataclass(eq=False)
-class Side:
-    """The shell's half of a post or a message."""
-
-    kind: str
-    body: int | None = None  # sequence of the message whose bytes lie in memory of its own
-    buffer: int | None = None  # the same, for the buffer that a post brought
-    prefetched: bool = False
-
-
-@dataclass
-class Shell:
-    """Carries out what the order says, and holds it to the model."""
-
-    order: RecvOrder = field(
-        default_factory=lambda: RecvOrder(
-            lambda post, message: post.owner.kind == message.owner.kind,  # type: ignore[attr-defined]
-            prefetch_bytes=BUDGET,
-            copy_limit=COPY_LIMIT,
-            moving_limit=LIMIT,
-            window_messages=WINDOW_MESSAGES,
-            window_bytes=WINDOW_BYTES,
-        )
-    )
-    posts: list[Post] = field(default_factory=list)  # the model: who waits,
-    line: list[Incoming] = field(default_factory=list)  # and for what
-    wire: list[Incoming] = field(default_factory=list)  # bulk that nobody asked to take in yet
-    moves: list[RecvAction] = field(default_factory=list)
-    delivered: dict[Incoming, Post] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
-    failed: list[Post] = field(default_factory=list)
-    owed: list[int] = field(default_factory=lambda: [0, 0])
-    credited: set[Incoming] = field(default_factory=set)
-    next: int = 0
-    over: bool = False
-
-    # --- events ---
-
-    def post(self, kind: str = "obj", *, buffer: bool = False) -> Post:
-        post = Post(Side(kind), buffer)
-        self.posts.append(post)
-        self._carry_out(self.order.post(post))
-        return post
-
-    def arrive(self, kind: str = "obj", size: int = SMALL, *, bulk: bool = False) -> Incoming:
-        side = Side(kind, body=None if bulk else self.next)
-        message = Incoming(side, self.next, size, 1 if bulk else size, bulk)
-        self.next += 1
-        self.line.append(message)
-        if bulk:
-            self.wire.append(message)
-        self._carry_out(self.order.arrive(message))
-        return message
-
-    def end(self, message: Incoming) -> None:
-        """The move of this message ends well."""
-        move = self._pop_move(message)
-        side = message.owner
-        match move:
-            case Transfer(into=None):
-                side.body = message.sequence
-            case Transfer(into=post):
-                post.owner.buffer = message.sequence
-            case Copy(into=post):
-                post.owner.buffer = side.body
-            case Evacuate():
-                side.body = message.into.owner.buffer if side.body is None else side.body
-                assert side.body == message.sequence
-                self._carry_out(self.order.evacuated(message))
-                return
-        self._carry_out(self.order.transferred(message))
-
-    def cancel(self, post: Post) -> None:
-        if post in self.posts:
-            self.posts.remove(post)
-        self._carry_out(self.order.cancel(post)[1])
-
-    def give_back(self, message: Incoming) -> None:
-        del self.delivered[message]
-        message.owner.body = message.sequence
-        self.line = sorted([*self.line, message], key=lambda each: each.sequence)
-        self._carry_out(self.order.give_back(message))
-
-    def fail(self, message: Incoming) -> None:
-        self.over = True
-        self._pop_move(message)
-        if message in self.line:
-            del self.line[self.line.index(message) :]
-        self._cut(keep_moving=True)
-        self._carry_out(self.order.fail(message))
-
-    def lose(self, *, keep_moving: bool) -> None:
-        self.over = True
-        self._cut(keep_moving=keep_moving)
-        self._carry_out(self.order.lose(keep_moving=keep_moving))
-
-    def close(self) -> list[Post]:
-        self.over = True
-        self.line.clear()
-        left = self.order.close()
-        assert left == [post for post in self.posts if not self.written(post)]
-        for post in left:
-            self.posts.remove(post)
-        return left
-
-    # --- what the model knows ---
-
-    def written(self, post: Post) -> bool:
-        """Whether something moves into the buffer of this post, or out of it."""
-        return any(
-            move.message.into is post
-            if isinstance(move, Evacuate)
-            else isinstance(move, Transfer | Copy) and move.into is post
-            for move in self.moves
-        )
-
-    def move_of(self, message: Incoming) -> Any:
-        return next((move for move in self.moves if move.message is message), None)  # type: ignore[union-attr]
-
-    def whole(self, message: Incoming) -> bool:
-        moving = isinstance(self.move_of(message), Transfer)
-        return message not in self.wire and not moving
-
-    def prefetched(self) -> int:
-        """Bytes taken in that nobody had asked for, while they may still be around."""
-        return sum(
-            message.size
-            for message in {*self.line, *(move.message for move in self.moves)}  # type: ignore[union-attr]
-            if message.owner.prefetched
-        )
-
-    def _cut(self, *, keep_moving: bool) -> None:
-        for index, message in enumerate(self.line):
-            moving = keep_moving and message not in self.wire
-            if not (moving or self.whole(message)):
-                del self.line[index:]
-                return
-
-    def _pop_move(self, message: Incoming) -> Any:
-        move = self.move_of(message)
-        self.moves.remove(move)
-        return move
-
-    # --- actions ---
-
-    def _carry_out(self, actions: list[RecvAction]) -> None:
-        for action in actions:
-            self.told.append(type(action).__name__)
-            match action:
-                case Transfer() | Copy() | Evacuate():
-                    assert self.move_of(action.message) is None
-                    self._check_move(action)
-                    self.moves.append(action)
-                case Discard(message=message):
-                    assert message is self.wire.pop(0)
-                case Deliver(post=post, message=message) | Mismatch(post=post, message=message):
-                    self._check_pair(action, post, message)
-                case Credit(messages=messages, nbytes=nbytes):
-                    assert not self.over
-                    assert messages > 0
-                    assert [messages, nbytes] == self.owed
-                    self.owed = [0, 0]
-                case Fail(post=post):
-                    assert self.over
-                    assert self.posts.index(post) >= len(self.line)
-                    assert not self.written(post)
-                    self.posts.remove(post)
-                    self.failed.append(post)
-
-    def _check_move(self, action: Any) -> None:
-        message = action.message
-        place = self.line.index(message)
-        if isinstance(action, Transfer):
-            assert message is self.wire.pop(0), "bulk leaves the wire in its order"
-            assert len(self.moves) < LIMIT
-            post = self.posts[place] if place < len(self.posts) else None
-            assert action.into is None or (action.into is post and post.in_place)
-            assert post is None or post.owner.kind == message.owner.kind
-            assert action.into is None or not self.written(action.into)
-            message.owner.prefetched = post is None
-            assert self.prefetched() <= BUDGET
-        elif isinstance(action, Copy):
-            assert message.owner.body == message.sequence
-            assert (message, action.into) == (self.line[0], self.posts[0])
-            assert action.into.in_place
-            assert not self.written(action.into)
-        else:
-            assert message.into.owner.buffer == message.sequence
-
-    def _check_pair(self, action: RecvAction, post: Post, message: Incoming) -> None:
-        assert (post, message) == (self.posts.pop(0), self.line.pop(0))
-        assert not self.written(post), "a buffer is handed back while something moves in or out"
-        fit = post.owner.kind == message.owner.kind
-        assert isinstance(action, Deliver if fit else Mismatch)
-        if fit:
-            body = message.owner.body
-            if post.in_place and message.into is post:
-                body = post.owner.buffer
-            assert body == message.sequence
-            assert self.move_of(message) is None
-            self.delivered[message] = post
-        if message not in self.credited:
-            self.credited.add(message)
-            self.owed[0] += 1
-            self.owed[1] += message.charge
-
+from .receiving import BUDGET, LARGE, LIMIT, SMALL, WINDOW_BYTES, WINDOW_MESSAGES, Shell, Side
 
 KINDS = st.sampled_from(["obj", "obj", "obj", "tensor"])
 
@@ -349,3 +121,276 @@ class Schedules(RuleBasedStateMachine):
 
 TestSchedules = Schedules.TestCase
 TestSchedules.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+# --- the table, row by row ---
+
+
+def shell_at(state: str) -> tuple[Shell, Incoming, Post | None]:
+    """A message in this state, and the post whose buffer it has to do with, if any."""
+    shell = Shell()
+    if state == "ARRIVED":
+        return shell, shell.arrive(size=BUDGET + 1, bulk=True), None
+    if state == "READY":
+        return shell, shell.arrive("tensor", LARGE), None
+    if state == "TAKEN":
+        post = shell.post()
+        return shell, shell.arrive(), post
+    if state == "COPYING":
+        message = shell.arrive("tensor", LARGE)
+        return shell, message, shell.post("tensor", buffer=True)
+    post = shell.post("tensor", buffer=True)
+    message = shell.arrive("tensor", LARGE, bulk=True)
+    if state in ("LEAVING", "READY, post cancelled"):
+        shell.cancel(post)
+        shell.end(message)
+    elif state == "DROPPED":
+        shell.lose(keep_moving=False)
+    elif state == "GONE":
+        shell.lose(keep_moving=False)
+        shell.end(message)
+    assert message.state.name == state
+    return shell, message, post
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "after", "told"),
+    [
+        ("ARRIVED", lambda s, m: s.post(), "MOVING", ["Transfer"]),
+        ("ARRIVED", lambda s, m: s.post("tensor"), "GONE", ["Mismatch", "Discard"]),
+        ("ARRIVED", lambda s, m: s.lose(keep_moving=True), "GONE", []),
+        ("MOVING", lambda s, m: s.end(m), "TAKEN", ["Deliver"]),
+        ("MOVING", lambda s, m: (s.cancel(s.posts[0]), s.end(m)), "LEAVING", ["Evacuate"]),
+        ("MOVING", lambda s, m: (s.cancel(s.posts[0]), s.post()), "DROPPED", ["Mismatch"]),
+        ("MOVING", lambda s, m: s.lose(keep_moving=True), "MOVING", []),
+        ("MOVING", lambda s, m: s.lose(keep_moving=False), "DROPPED", []),
+        ("MOVING", lambda s, m: s.fail(m), "GONE", ["Fail"]),
+        ("MOVING", lambda s, m: s.close(), "DROPPED", []),
+        ("LEAVING", lambda s, m: s.end(m), "READY", []),
+        ("LEAVING", lambda s, m: s.post(), "DROPPED", ["Mismatch"]),
+        ("LEAVING", lambda s, m: s.lose(keep_moving=False), "LEAVING", []),
+        ("LEAVING", lambda s, m: s.fail(m), "GONE", []),
+        ("READY", lambda s, m: s.post("tensor"), "TAKEN", ["Deliver"]),
+        ("READY", lambda s, m: s.post("tensor", buffer=True), "COPYING", ["Copy"]),
+        ("READY", lambda s, m: s.post(), "GONE", ["Mismatch"]),
+        ("READY", lambda s, m: s.lose(keep_moving=False), "READY", []),
+        ("READY", lambda s, m: s.close(), "GONE", []),
+        ("COPYING", lambda s, m: s.end(m), "TAKEN", ["Deliver"]),
+        ("COPYING", lambda s, m: (s.cancel(s.posts[0]), s.end(m)), "READY", []),
+        ("COPYING", lambda s, m: s.lose(keep_moving=False), "COPYING", []),
+        ("COPYING", lambda s, m: s.fail(m), "GONE", ["Fail"]),
+        ("TAKEN", lambda s, m: s.give_back(m), "READY", []),
+        ("DROPPED", lambda s, m: s.end(m), "GONE", ["Fail"]),
+        ("DROPPED", lambda s, m: s.fail(m), "GONE", ["Fail"]),
+    ],
+)
+def test_row(state: str, event: Any, after: str, told: list[str]) -> None:
+    shell, message, _ = shell_at(state)
+    before = len(shell.told)
+    event(shell, message)
+    assert message.state.name == after
+    assert [name for name in shell.told[before:] if name != "Credit"] == told
+
+
+@pytest.mark.parametrize(
+    ("bulk", "size", "state"),
+    [
+        (False, LARGE, State.READY),
+        (True, BUDGET, State.MOVING),
+        (True, BUDGET + 1, State.ARRIVED),
+    ],
+)
+def test_arrival(bulk: bool, size: int, state: State) -> None:
+    assert Shell().arrive(size=size, bulk=bulk).state is state
+
+
+LEGAL = {
+    "transferred": {"MOVING", "COPYING", "DROPPED"},
+    "evacuated": {"LEAVING", "DROPPED"},
+    "fail": {"MOVING", "COPYING", "LEAVING", "DROPPED"},
+    "give_back": {"TAKEN"},
+    "arrive": set(),
+}
+
+
+def snapshot(order: RecvOrder, *entries: Any) -> list[Any]:
+    return [
+        {name: list(value) if isinstance(value, dict | list) else repr(value)
+         for name, value in vars(order).items()},
+        *[{name: getattr(entry, name) for name in entry.__slots__} for entry in entries if entry],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", LEGAL)
+@pytest.mark.parametrize(
+    "state", ["ARRIVED", "MOVING", "LEAVING", "READY", "COPYING", "TAKEN", "DROPPED", "GONE"]
+)
+def test_illegal_event_changes_nothing(event: str, state: str) -> None:
+    shell, message, post = shell_at(state)
+    send = getattr(shell.order, event)
+    if state in LEGAL[event]:
+        send(message)
+        return
+    before = snapshot(shell.order, message, post)
+    with pytest.raises(IllegalTransition):
+        send(message)
+    assert snapshot(shell.order, message, post) == before
+
+
+def test_new_messages_come_in_sequence_and_before_the_end() -> None:
+    shell = Shell()
+    late = Incoming(Side("obj"), 1, 0, 0, bulk=False)
+    for event in (shell.order.arrive, shell.order.transferred, shell.order.give_back):
+        with pytest.raises(IllegalTransition):
+            event(late)
+    shell.lose(keep_moving=True)
+    with pytest.raises(IllegalTransition):
+        shell.order.arrive(Incoming(Side("obj"), 0, 0, 0, bulk=False))
+    assert shell.order.expected == 0
+
+
+@pytest.mark.parametrize("end", ["wait", "delivered", "cancelled"])
+def test_post_stands_in_line_once(end: str) -> None:
+    shell = Shell()
+    post = shell.post()
+    if end == "delivered":
+        shell.arrive()
+    elif end == "cancelled":
+        shell.cancel(post)
+    before = snapshot(shell.order, post)
+    with pytest.raises(IllegalTransition):
+        shell.order.post(post)
+    assert end == "wait" or shell.order.cancel(post) == (False, [])
+    assert snapshot(shell.order, post) == before
+
+
+# --- what once went wrong, or could ---
+
+
+def test_shifted_post_gives_its_buffer_up_before_it_is_served() -> None:
+    shell = Shell()
+    first, second = (shell.post("tensor", buffer=True) for _ in range(2))
+    slow, quick = (shell.arrive("tensor", LARGE, bulk=True) for _ in range(2))
+    shell.end(quick)
+    shell.cancel(first)
+    assert shell.told[-1:] == ["Evacuate"]
+    shell.end(slow)  # its own post is gone: it leaves that buffer too
+    shell.end(slow)
+    assert not shell.delivered, "the buffer still holds the other message"
+    shell.end(quick)
+    shell.end(slow)  # copied into the buffer of the second post
+    assert shell.delivered == {slow: second}
+
+
+def test_mismatch_waits_for_a_shifted_buffer() -> None:
+    shell = Shell()
+    first = shell.post()
+    second = shell.post("tensor", buffer=True)
+    shell.arrive("obj", LARGE, bulk=True)
+    tensor = shell.arrive("tensor", LARGE, bulk=True)
+    shell.cancel(first)
+    assert "Mismatch" not in shell.told
+    shell.end(tensor)
+    shell.end(tensor)
+    assert shell.told[-2:] == ["Evacuate", "Mismatch"]
+    assert second.state is State.GONE
+
+
+@pytest.mark.parametrize("how", ["lose", "fail", "close"])
+def test_buffer_is_not_handed_back_while_a_dropped_message_moves_into_it(how: str) -> None:
+    shell = Shell()
+    first, second, third = (shell.post("tensor", buffer=True) for _ in range(3))
+    one, two = (shell.arrive("tensor", LARGE, bulk=True) for _ in range(2))
+    if how == "fail":
+        shell.fail(one)
+    elif how == "lose":
+        shell.lose(keep_moving=False)
+    else:
+        assert shell.close() == [third]
+    assert shell.order.moving == 0
+    assert second in shell.posts
+    assert first in shell.posts or how == "fail"
+    while shell.moves:
+        shell.end(two if how == "fail" else shell.moves[0].message)  # type: ignore[union-attr]
+    assert not shell.posts
+
+
+def test_message_ready_in_a_buffer_behind_a_gap_lets_the_buffer_go() -> None:
+    shell = Shell()
+    posts = [shell.post("tensor", buffer=True) for _ in range(2)]
+    slow, quick = (shell.arrive("tensor", LARGE, bulk=True) for _ in range(2))
+    shell.end(quick)
+    shell.fail(slow)
+    assert shell.failed == posts
+
+
+def test_dropped_moves_count_against_the_limit_and_the_budget_until_they_end() -> None:
+    shell = Shell()
+    dropped = [shell.arrive(size=BUDGET // 2, bulk=True) for _ in range(LIMIT)]
+    for _ in dropped:
+        shell.post("tensor")
+    waiting = shell.arrive(size=BUDGET // 2, bulk=True)
+    assert shell.told.count("Mismatch") == LIMIT
+    assert waiting.state is State.ARRIVED
+    shell.end(dropped[0])
+    assert waiting.state is State.MOVING
+
+
+def test_failed_drain_of_a_dropped_message_ends_the_direction_and_keeps_what_is_whole() -> None:
+    shell = Shell()
+    dropped = shell.arrive(size=LARGE, bulk=True)
+    shell.post("tensor")
+    whole, late = shell.arrive(), shell.arrive(size=BUDGET + 1, bulk=True)
+    shell.fail(dropped)
+    assert shell.line == [whole]
+    assert late.state is State.GONE
+    assert [shell.post(), shell.post()][1:] == shell.failed
+    assert whole in shell.delivered
+
+
+def test_returned_messages_keep_their_order_and_their_credit() -> None:
+    shell = Shell()
+    for _ in range(4):
+        shell.post()
+    messages = [shell.arrive() for _ in range(4)]
+    for number in (1, 3, 0, 2):
+        shell.give_back(messages[number])
+    for _ in messages:
+        shell.post()
+    assert [*shell.delivered] == messages
+    assert shell.told.count("Credit") == 2
+
+
+@pytest.mark.parametrize("kind", ["alone", "moving", "given back"])
+def test_cost_per_call_does_not_grow(kind: str) -> None:
+    def seconds_each(count: int) -> float:
+        order = RecvOrder(
+            lambda post, message: True,
+            prefetch_bytes=0,
+            copy_limit=0,
+            moving_limit=LIMIT,
+            window_messages=2 * count,
+            window_bytes=count,
+        )
+        posts = [Post(None, True) for _ in range(count)]
+        messages = [Incoming(None, number, 9, 0, bulk=True) for number in range(count)]
+        shuffled = Random(count).sample(posts, count)
+        start = time.perf_counter()
+        for post in posts:
+            order.post(post)
+        if kind == "given back":
+            for message in messages:
+                order.arrive(message)
+                order.transferred(message)
+            for message in messages:
+                order.give_back(message)
+        else:
+            for message in messages[: 50 if kind == "moving" else 0]:
+                order.arrive(message)
+            for post in shuffled:
+                order.cancel(post)
+        assert order.posted == 0
+        return (time.perf_counter() - start) / count
+
+    few, many = (min(seconds_each(count) for _ in range(3)) for count in (500, 5_000))
+    assert many < 4 * few + 5e-6  # quadratic: 10 times
