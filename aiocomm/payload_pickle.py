@@ -1,0 +1,215 @@
+"""The walk through an object: one pickle, and aside of it the tensors it met.
+
+Knows how a tensor stands in the stream and what it needs to come back as what it was; nothing of
+buffers, tables or messages. What leaves the stream is queued in the order in which loading takes
+it: a tensor's place there is an empty out-of-band buffer, since pickle's own queue hands over
+whatever it is given when loading.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+
+from .errors import AiocommError, PayloadError
+from .payload_bytes import CODES, DEVICES, MAX_DIMS, RAW, address_of, is_wrapper, plain, refuse
+from .payload_find import where_is
+
+_TENSOR = torch.Tensor
+_PARAMETER = torch.nn.Parameter
+_REDUCE: Any = torch.Tensor.__reduce_ex__
+_REDUCE_PARAMETER: Any = torch.nn.Parameter.__reduce_ex__
+_STRIDED = torch.strided
+_CPU = torch.device("cpu")
+
+
+class Slots:
+    """What the pickler puts out of band, in the order in which the stream takes it."""
+
+    __slots__ = ("codes", "device", "nbytes", "owners", "pointers", "shapes")
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.pointers: list[int] = []
+        self.nbytes: list[int] = []
+        self.owners: list[Any] = []  # a tensor, or the memoryview of raw bytes
+        self.device: torch.device | None = None
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Take in a tensor of class ``torch.Tensor``.
+
+        Raises:
+            Refused: it cannot be sent.
+        """
+        try:
+            code = CODES.get(tensor.dtype)
+            if (
+                code is None
+                or tensor.layout is not _STRIDED
+                or not tensor.is_contiguous()
+                or tensor.is_conj()
+                or tensor.is_neg()
+            ):
+                raise Refused(tensor)
+            device = _CPU if tensor.is_cpu else tensor.device
+            if device is not self.device:
+                self._check_device(tensor, device)
+            shape, nbytes, pointer = tensor.shape, tensor.nbytes, tensor.data_ptr()
+            if len(shape) > MAX_DIMS or (nbytes and not pointer):
+                raise Refused(tensor)
+        except (Refused, PayloadError):
+            raise
+        except Exception as error:  # torch cannot say (a functorch wrapper, a lazy module)
+            raise Refused(tensor, error) from error
+        self.codes.append(code)
+        self.shapes.append(shape)
+        self.pointers.append(pointer)
+        self.nbytes.append(nbytes)
+        self.owners.append(tensor)
+
+    def _check_device(self, tensor: torch.Tensor, device: torch.device) -> None:
+        if device.type not in DEVICES:
+            raise Refused(tensor)
+        if self.device is None:
+            self.device = device
+        elif self.device != device:
+            raise PayloadError(
+                f"the object has tensors on {self.device} and on {device}: move them to one "
+                "device, or send them in two messages"
+            )
+
+    def add_raw(self, buffer: pickle.PickleBuffer) -> None:
+        """Take in bytes of another provider; the stream says what becomes of them."""
+        view = buffer.raw()
+        self.codes.append(RAW)
+        self.shapes.append((view.nbytes,))
+        self.pointers.append(address_of(view))
+        self.nbytes.append(view.nbytes)
+        self.owners.append(view)
+
+
+class Refused(Exception):
+    """Internal: a tensor that cannot be sent, before its place in the object is known."""
+
+    def __init__(self, tensor: torch.Tensor, cause: Exception | None = None) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self.origin = tensor  # as it stands in the object
+        self.cause = cause
+
+
+# Stands in the stream for a tensor. Writable, else the stream would make a memoryview of what the
+# queue gives.
+_MARK = pickle.PickleBuffer(bytearray())
+
+
+def as_sent(arrived: torch.Tensor) -> torch.Tensor:
+    """In the stream: the tensor that the queue of buffers gave."""
+    return arrived
+
+
+def as_parameter(arrived: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+    """In the stream: a parameter."""
+    return torch.nn.Parameter(arrived, requires_grad)
+
+
+def as_subclass_of(arrived: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
+    """In the stream: a tensor of another class."""
+    return arrived.as_subclass(cls)
+
+
+def as_parameter_of(
+    arrived: torch.Tensor, requires_grad: bool, cls: type[torch.nn.Parameter]
+) -> torch.Tensor:
+    """In the stream: a parameter of another class, whose constructor may want more."""
+    return torch.Tensor._make_subclass(cls, arrived, requires_grad)
+
+
+def restore(tensor: torch.Tensor, state: Any) -> None:
+    """In the stream: attributes of a tensor; ``Tensor.__setstate__`` means something else."""
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    tensor.__dict__.update(attributes or {})
+    for name, value in (slots or {}).items():
+        setattr(tensor, name, value)
+
+
+class _Pickler(pickle.Pickler):
+    _slots: Slots
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is _TENSOR:
+            self._slots.add(obj)
+            if not obj.__dict__:
+                return as_sent, (_MARK,)
+            reduced: tuple[Any, ...] | None = (as_sent, (_MARK,))
+        elif isinstance(obj, _TENSOR):
+            reduced = self._reduce_subclass(obj)
+        else:
+            return NotImplemented
+        if reduced is None:
+            return NotImplemented
+        state = object.__getstate__(obj)
+        return (*reduced, state, None, None, restore) if state else reduced
+
+    def _reduce_subclass(self, obj: torch.Tensor) -> tuple[Any, ...] | None:
+        cls: Any = type(obj)
+        is_parameter = cls.__reduce_ex__ is _REDUCE_PARAMETER
+        if not is_parameter and (cls.__reduce_ex__ is not _REDUCE or is_wrapper(obj)):
+            return None  # it knows best, and what it consists of comes here again
+        try:
+            self._slots.add(plain(obj))
+        except Refused as refused:
+            refused.origin = obj
+            raise
+        if cls is _PARAMETER:
+            return as_parameter, (_MARK, obj.requires_grad)
+        if is_parameter:
+            return as_parameter_of, (_MARK, obj.requires_grad, cls)
+        return as_subclass_of, (_MARK, cls)
+
+
+def walk(obj: object, *, raw_in_band: bool = False) -> tuple[io.BytesIO, Slots]:
+    """Pickle an object.
+
+    Args:
+        obj: anything.
+        raw_in_band: leave in the stream what is not a tensor.
+
+    Returns:
+        The stream, at its end, and what was taken out of it.
+
+    Raises:
+        PayloadError: a tensor in it cannot be sent, or pickle cannot take it.
+    """
+    slots = Slots()
+    add_raw = slots.add_raw
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        if buffer is _MARK:
+            return False
+        if raw_in_band:
+            return True
+        add_raw(buffer)
+        return False
+
+    stream = io.BytesIO()
+    pickler = _Pickler(stream, 5, buffer_callback=take)
+    pickler._slots = slots
+    try:
+        pickler.dump(obj)
+    except AiocommError:
+        raise
+    except Refused as refused:
+        raise refuse(
+            refused.tensor, where_is(refused.origin, obj), refused.cause
+        ) from refused.cause
+    except Exception as error:
+        raise PayloadError(
+            f"the object cannot be pickled ({type(error).__name__}: {error}): send data that "
+            "pickle can take, and classes and functions that the peer can import"
+        ) from error
+    return stream, slots
