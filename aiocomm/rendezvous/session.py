@@ -19,7 +19,6 @@ time-outs (each prints a warning and may leave the client out of step with the s
 from __future__ import annotations
 
 import atexit
-import ctypes
 import logging
 import os
 import queue
@@ -85,6 +84,12 @@ class Session:
         self._thread = threading.Thread(target=self._run, name="aiocomm-board", daemon=True)
         _sessions.add(self)
         self._thread.start()
+
+    @property
+    def serving(self) -> bool:
+        """Whether this session serves the board now."""
+        connection = self._connection
+        return connection is not None and connection.serving
 
     # From any thread
 
@@ -364,11 +369,6 @@ class Session:
             # One error each: a shared one would collect the tracebacks of all.
             _fail(future, type(error)(error.message))
 
-    def leak(self) -> None:
-        """In a forked child: never destroy what the parent's threads belong to (it would hang)."""
-        for connection in self._connections():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection.store))
-
     def _connections(self) -> list[Connection]:
         both = (self._connection, self._watching)
         return [connection for connection in both if connection is not None]
@@ -389,24 +389,21 @@ class _Watcher:
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
-    for session in list(_sessions):
-        session.leak()
-    _sessions.clear()
-
-
 def _at_exit() -> None:
-    """End what was never closed: a thread inside torch at the interpreter's end aborts the process."""
-    left = list(_sessions)
-    for session in left:
-        session.close()
-    for session in left:
-        if not wait([session.ended], timeout=JOIN_TIMEOUT).done:
-            session.sever()
-            wait([session.ended], timeout=JOIN_TIMEOUT)
+    """End what was never closed: a thread in torch at the interpreter's end aborts the process."""
+    # Clients first: they say goodbye to a server that may be another session of this process.
+    for serving in (False, True):
+        left = [session for session in list(_sessions) if session.serving is serving]
+        for session in left:
+            session.close()
+        for session in left:
+            if not wait([session.ended], timeout=JOIN_TIMEOUT).done:
+                session.sever()
+                wait([session.ended], timeout=JOIN_TIMEOUT)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+# The sessions of the parent are not a forked child's to end.
+os.register_at_fork(after_in_child=_sessions.clear)
 atexit.register(_at_exit)
 
 

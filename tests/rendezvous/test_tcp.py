@@ -54,6 +54,15 @@ async def _arrived(board: TCPBoard) -> None:
     await board.set("other", b"")
 
 
+def _descriptor(board: TCPBoard) -> connect.Descriptor:
+    assert board._session is not None
+    assert board._session._connection is not None
+    native = board._session._connection.native
+    assert native is not None
+    native.borrow().close()
+    return native
+
+
 async def _eventually(condition: Callable[[], bool]) -> None:
     """Wait for what nothing signals: the end of a thread, or a key of the board's own."""
     async with asyncio.timeout(WAIT):
@@ -360,11 +369,17 @@ async def test_the_death_of_the_server_is_known_soon() -> None:
 async def test_a_death_that_nobody_waited_through_is_known_to_the_next_call() -> None:
     with Workers(1) as workers:
         server = workers.start(_serve)
-        async with TCPBoard(port=await asyncio.to_thread(workers.wait, "port")) as board:
+        port = await asyncio.to_thread(workers.wait, "port")
+        async with TCPBoard(port=port) as board:
             server.kill()
             await asyncio.to_thread(server.wait)
-            with pytest.raises(RendezvousError, match="gone"):
+            native = _descriptor(board)
+            with pytest.raises(RendezvousError, match="gone") as caught:
                 await board.set("k", b"")
+        # The error, whoever keeps it, does not keep the socket.
+        with pytest.raises(OSError):
+            native.borrow().close()
+        assert caught.value.__cause__ is not None
 
 
 @pytest.mark.asyncio
@@ -633,7 +648,8 @@ board.close()
 def test_a_board_that_was_never_closed_does_not_hold_the_process() -> None:
     done = _run(
         """
-import asyncio
+import asyncio, threading
+from aiocomm.errors import ClosedError
 from aiocomm.rendezvous import TCPBoard
 
 async def main():
@@ -645,7 +661,22 @@ async def main():
     await asyncio.sleep(0)
     await client.set("other", b"")
 
+def work():
+    async def use():
+        async with TCPBoard(port=0, serve=True) as board:
+            while True:
+                await board.set("k", b"v")
+                started.set()
+    try:
+        asyncio.run(use())
+    except ClosedError:
+        pass
+
 asyncio.run(main())
+started = threading.Event()
+for _ in range(3):  # inside torch for most of the time, at the end of the interpreter too
+    threading.Thread(target=work, daemon=True).start()
+started.wait()
 print("end")
 """
     )
