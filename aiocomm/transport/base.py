@@ -196,7 +196,9 @@ class Route(Protocol):
     The order of the calls is the order on the wire. Nothing here ever blocks the loop.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Which kind of route it is, as statistics show it."""
 
     async def open(self) -> None:
         """Set the route up together with the peer.

@@ -21,6 +21,7 @@ MAX_RECORD = 4096
 """Bytes of a record, at most."""
 
 _MAX_TEXT = 512
+_MAX_UNIX = 100
 _MAX_SECRET = 256
 
 
@@ -96,6 +97,8 @@ class Endpoint:
             if not isinstance(text, str) or len(text) > _MAX_TEXT:
                 raise ProtocolError(f"a worker's record on the board has no usable {name!r}")
             texts[name] = text
+        if not texts["unix"].isascii() or len(texts["unix"]) > _MAX_UNIX:
+            raise ProtocolError("a worker's record on the board has no usable 'unix'")
         port = record.get("port")
         if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
             raise ProtocolError("a worker's record on the board has no usable 'port'")

@@ -45,6 +45,7 @@ _WELCOME: Final = 1
 _REFUSED: Final = 2
 _DENIED: Final = 3  # the proof did not hold; carries no proof itself
 
+_TEXTS: Final = ("group", "sender", "recipient", "incarnation", "target")
 _MAX_TEXT: Final = 2048
 _MAX_SECONDS: Final = 86400.0
 
@@ -61,15 +62,17 @@ def encode_hello(hello: Hello) -> bytes:
     """The hello as bytes.
 
     Raises:
-        HandshakeError: its names are too long for one.
+        HandshakeError: a name in it is too long.
     """
-    data = json.dumps(asdict(hello), separators=(",", ":")).encode()
-    if len(data) > MAX_HELLO:
-        raise HandshakeError(
-            f"the names of this group take {len(data)} bytes in a hello, at most {MAX_HELLO} fit: "
-            "give shorter ones"
-        )
-    return data
+    fields = asdict(hello)
+    for name in _TEXTS:
+        # Bounded so that a hello, and the answer that swaps its names, always fit.
+        if len(json.dumps(fields[name])) > _MAX_TEXT:
+            raise HandshakeError(
+                f"the {name} {fields[name][:40]!r}... is too long for a hello, {_MAX_TEXT} bytes "
+                "fit: give a shorter name"
+            )
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_hello(data: bytes) -> Hello:
@@ -80,9 +83,9 @@ def decode_hello(data: bytes) -> Hello:
     """
     fields = _read_object(data)
     texts = {}
-    for name in ("group", "sender", "recipient", "incarnation", "target"):
+    for name in _TEXTS:
         text = fields.get(name)
-        if not isinstance(text, str) or len(text) > _MAX_TEXT:
+        if not isinstance(text, str) or len(json.dumps(text)) > _MAX_TEXT:
             raise HandshakeError(f"the peer's hello has no usable {name!r}")
         texts[name] = text
     heartbeat = fields.get("heartbeat")

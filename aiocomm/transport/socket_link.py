@@ -2,7 +2,7 @@
 
 It is the protocol object of its transport and takes it over when the handshake is done. A small
 frame is one write and one call of the handler; there is no task, queue or timer per link (the
-``Heart`` beats for all). Errors of the operating system are translated here and nowhere else.
+``Heart`` beats for all).
 
 Closing is a half-close: goodbye and end-of-file go out behind everything that was sent, and the
 bytes of the peer are read and dropped until it closes too. Closing at once instead would make the
@@ -13,12 +13,10 @@ peer has not read yet, the goodbye included.
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
     ClosedError,
-    NetworkError,
     PeerClosedError,
     PeerLostError,
     ProtocolError,
@@ -26,6 +24,7 @@ from ..errors import (
 )
 from .base import MAX_BODY, MAX_HEAD, FrameKind, Link, LinkStatistics
 from .frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Decoder
+from .sockets import local_host, translate
 
 if TYPE_CHECKING:
     from .base import Frame, Hello, LinkHandler
@@ -44,32 +43,6 @@ _join = b"".join
 _OWN_KINDS = FrameKind.HEARTBEAT  # this kind and those after it are the link's own
 
 
-def translate(error: OSError, what: str, *, peer: str | None = None) -> NetworkError:
-    """The error of the operating system in the words of this package, with its cause chained."""
-    translated = NetworkError(f"{what}: {error.strerror or error}", peer=peer)
-    translated.__cause__ = error
-    return translated
-
-
-def tune(transport: asyncio.BaseTransport, peer_timeout: float) -> None:
-    """Let the kernel notice a vanished host even while a loop is busy; send frames at once."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 3),
-        ("TCP_KEEPCNT", 3),
-        # Not less than the time a stalled loop has to come back: with its receive window full it
-        # answers probes, and the kernel would give it up all the same.
-        ("TCP_USER_TIMEOUT", max(1, int(peer_timeout * 1000))),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
 class SocketLink(Link, asyncio.BufferedProtocol):
     """A link over a transport whose handshake is done; the caller sets it as the protocol.
 
@@ -86,7 +59,7 @@ class SocketLink(Link, asyncio.BufferedProtocol):
         self, transport: asyncio.Transport, peer: Hello, heart: Heart, close_timeout: float
     ) -> None:
         self.peer = peer
-        self.local_host = _local_host(transport)
+        self.local_host = local_host(transport)
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._write = transport.write
@@ -401,8 +374,3 @@ class SocketLink(Link, asyncio.BufferedProtocol):
         refusal = type(self._error)(self._error.message, **self._context())
         refusal.__cause__ = self._error
         return refusal
-
-
-def _local_host(transport: asyncio.BaseTransport) -> str:
-    name = transport.get_extra_info("sockname")
-    return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
