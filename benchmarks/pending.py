@@ -1,0 +1,96 @@
+"""Ten thousand receives pending on one loop: threads, memory and time of each.
+
+Memory is what the allocator of Python and the process itself say; rounds take turns with one
+pending receive, whose threads are the measure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiocomm.demo.figures import median
+
+from .harness import MEMBERS, Outcome, run_pair
+
+if TYPE_CHECKING:
+    from aiocomm import Collective
+
+MANY = 10_000
+
+
+def threads() -> int:
+    """Native threads of this process."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+async def main(collective: Collective, rank: int, rounds: int) -> list[dict[str, float]]:
+    """Rank 0 receives, rank 1 sends once told to."""
+    group = collective.create_collective_group(MEMBERS)
+    found = []
+    for number in range(rounds):
+        if rank == 1:
+            for count in (1, MANY):
+                await group.recv()
+                await asyncio.gather(*[group.send(each) for each in range(count)])
+            continue
+        one = group.recv()
+        await group.send("go")
+        before = threads()
+        await one
+        gc.collect()
+        traced = number == rounds - 1  # tracing is slow: the last round gives memory, not time
+        if traced:
+            tracemalloc.start()
+        start = time.perf_counter()
+        works = [group.recv() for _ in range(MANY)]
+        posted = time.perf_counter()
+        memory = tracemalloc.get_traced_memory()[0] if traced else 0
+        tracemalloc.stop()
+        await asyncio.sleep(0)  # one turn, so that whatever would start a thread has its chance
+        during = threads()
+        await group.send("go")
+        last = time.perf_counter()
+        results = await asyncio.gather(*works)
+        done = time.perf_counter()
+        assert results == list(range(MANY))
+        found.append(
+            {
+                "threads with one": before,
+                "threads": during,
+                "bytes each": memory / MANY,
+                "post": (posted - start) / MANY,
+                "complete": (done - last) / MANY,
+            }
+        )
+    return found
+
+
+def run(*, quick: bool = False) -> Outcome:
+    """Measure; the bar is that threads do not grow."""
+    found: list[dict[str, Any]] = run_pair(main, 2 if quick else 6)[0]
+    timed, traced = found[:-1], found[-1]
+    one, many = found[-1]["threads with one"], max(each["threads"] for each in found)
+    post = median([each["post"] for each in timed])
+    complete = median([each["complete"] for each in timed])
+    outcome = Outcome(
+        f"{MANY:,} receives pending on one loop (uvloop)",
+        ("receives", "threads", "bytes each", "us to post", "us to complete"),
+        figures={"rounds": found},
+    )
+    outcome.rows.append(("1", str(one), "", "", ""))
+    outcome.rows.append(
+        (
+            f"{MANY:,}",
+            str(many),
+            f"{traced['bytes each']:.0f}",
+            f"{post * 1e6:.1f}",
+            f"{complete * 1e6:.1f}",
+        )
+    )
+    outcome.bar(f"no thread more than with one: {many} and {one}", many <= one)
+    return outcome
