@@ -161,10 +161,13 @@ class RawPeer:
         except ConnectionError:
             return True
 
-    async def prove(self, listener: Listener, hello: Hello = HELLO) -> None:
-        """Go through the handshake as a good peer would."""
+    async def prove(
+        self, listener: Listener, hello: Hello = HELLO, *, greeting: bytes = b""
+    ) -> None:
+        """Go through the handshake as a good peer would; the greeting may be read already."""
         target = listener.endpoint.incarnation
         dialer = Dialer(listener.secret, replace(hello, target=target))
+        self.writer.write(dialer.receive(greeting))
         while dialer.answer is None:
             self.writer.write(dialer.receive(await self.reader.read(1)))
 

@@ -78,7 +78,7 @@ async def test_what_came_before_a_handler_is_delivered_by_attach(way: str) -> No
         for n in range(5):
             pair.ours.send(FrameKind.CHUNK, n)
         await pair.ours.aclose()
-        while pair.theirs.error is None:
+        while pair.theirs.error is None:  # noqa: ASYNC110  (without a handler, no event)
             await asyncio.sleep(0)
         handler = Recorder()
         pair.theirs.attach(handler)
@@ -210,7 +210,7 @@ async def test_a_handler_that_raises_loses_the_link_and_is_reported(
         pair.ours.send(FrameKind.CHUNK, 12)
         if late:
             if way != "memory":
-                while pair.theirs.statistics.frames_in < 2:
+                while pair.theirs.statistics.frames_in < 2:  # noqa: ASYNC110  (the same)
                     await asyncio.sleep(0)
             pair.theirs.attach(handler)
         loss = await handler.loss()
