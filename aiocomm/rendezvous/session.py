@@ -4,12 +4,7 @@ It may not know event loops: it speaks in ``concurrent.futures``. The command th
 call that is answered at once, in order; the watcher thread exists while somebody waits, and blocks
 in torch's store (without the interpreter lock) until it is told to look.
 
-Nobody polls, and a write wakes only those who wait for its key. A waiter adds a token to the list
-``await/<key>`` and then looks at the key; a writer reads that list, writes the key's name into
-``log/<watcher>`` of each token, then the value and ``wake/<watcher>`` in one message, and then
-takes the list to see who came in between. Whichever order the server sees, one finds the other.
-The name goes before the value so that a writer that dies in between leaves a hint too many at most.
-``compare_set`` with a value that no key has is torch's only read that neither waits nor fails.
+How a write tells those who wait for its key stands in ``board``.
 
 Rejected: a thread per waiting ``get``; one event counter for all (each write wakes every process,
 and a writer that dies between counting and telling leaves the others deaf); waits with short
@@ -32,15 +27,15 @@ from typing import TYPE_CHECKING, TypeVar
 from torch.distributed import DistStoreError
 
 from ..errors import AiocommError, ClosedError, RendezvousError, RendezvousTimeout
+from . import board
 from .connect import Client, Connection, Place, Site, establish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-PREFIX = "aiocomm/"
 WAIT_SLICE = timedelta(days=20)
 """One wait of the watcher; more would overflow the 32-bit milliseconds of poll(2)."""
 
@@ -53,8 +48,6 @@ PREDECESSOR_TIMEOUT = 10.0
 
 JOIN_TIMEOUT = 1.0
 """Seconds that a thread gets to end by itself before its connection is severed."""
-
-_NOBODY = secrets.token_hex(16)
 
 
 class Session:
@@ -99,11 +92,11 @@ class Session:
 
     def delete(self, key: str) -> Future[bool]:
         """Delete; the future says whether the key existed."""
-        return self._submit(lambda store: store.delete_key(_value(key)))
+        return self._submit(lambda store: store.delete_key(board.value_of(key)))
 
     def look(self, key: str) -> Future[bytes | None]:
         """Read without waiting; None if there is no such key."""
-        return self._submit(lambda store: _read(store, _value(key)))
+        return self._submit(lambda store: board.read(store, board.value_of(key)))
 
     def get(self, key: str) -> Future[bytes]:
         """Read, waiting for the key; give it back with ``forget`` however it ends."""
@@ -236,11 +229,11 @@ class Session:
         watcher.stopping.set()
         try:
             if self._reason is None:
-                connection.store.set(_wake(self._name), "")
+                connection.store.set(board.wake_of(self._name), "")
             watcher.thread.join(JOIN_TIMEOUT)
             if self._reason is None and not watcher.thread.is_alive():
-                connection.store.delete_key(_wake(self._name))
-                connection.store.delete_key(_log(self._name))
+                connection.store.delete_key(board.wake_of(self._name))
+                connection.store.delete_key(board.log_of(self._name))
         except RuntimeError as error:
             self._break(error)
         if watcher.thread.is_alive():
@@ -252,19 +245,19 @@ class Session:
         self._watcher = None
 
     def _write(self, store: Client, key: str, value: bytes) -> None:
-        early = _tokens(_read(store, _await(key)))
-        watchers = _hint(store, key, early)
-        wakes = [_wake(name) for name in watchers]
-        store.multi_set([_value(key), *wakes], [value, *[b""] * len(wakes)])
+        early = board.tokens(board.read(store, board.await_of(key)))
+        watchers = board.hint(store, key, early)
+        wakes = [board.wake_of(name) for name in watchers]
+        store.multi_set([board.value_of(key), *wakes], [value, *[b""] * len(wakes)])
         # The answer to this is also the proof that the server has the value.
-        late = _tokens(_take(store, _await(key))) - early
-        for name in _hint(store, key, late):
-            store.set(_wake(name), "")
+        late = board.tokens(board.take(store, board.await_of(key))) - early
+        for name in board.hint(store, key, late):
+            store.set(board.wake_of(name), "")
 
     def _get(self, store: Client, key: str, future: Future[bytes]) -> None:
         if future.cancelled():
             return
-        value = _read(store, _value(key))
+        value = board.read(store, board.value_of(key))
         if value is not None:
             _settle(future, value)
             return
@@ -283,7 +276,7 @@ class Session:
             self._watcher = _Watcher(self, self._name)
         if first:  # else an earlier waiter's token is still good
             self._register(store, key)
-        value = _read(store, _value(key))
+        value = board.read(store, board.value_of(key))
         if value is not None:
             self._resolve(key, value)
 
@@ -293,7 +286,7 @@ class Session:
         """Body of the watcher thread."""
         connection = self._watching
         assert connection is not None
-        wake = _wake(watcher.name)
+        wake = board.wake_of(watcher.name)
         hot: set[str] = set()
         try:
             while not watcher.stopping.is_set():
@@ -312,16 +305,16 @@ class Session:
 
     def _look_around(self, store: Client, name: str, hot: set[str]) -> set[str]:
         """Look at every key that was written or may have been; returns those to look at again."""
-        told = {key for key in _take(store, _log(name)).decode().split("\0") if key}
+        told = {key for key in board.take(store, board.log_of(name)).decode().split("\0") if key}
         unseen = set()
         for key in told | hot:
             if key not in self._pending:
                 continue
-            value = _read(store, _value(key))
+            value = board.read(store, board.value_of(key))
             if value is None and key in told:
                 # Told, but not there: not yet, or deleted again. The writer took the token.
                 self._register(store, key)
-                value = _read(store, _value(key))
+                value = board.read(store, board.value_of(key))
             if value is None:
                 unseen.add(key)
             else:
@@ -334,7 +327,7 @@ class Session:
         with self._lock:
             self._tokens += 1
             token = f"{self._name}.{self._tokens};"
-        store.append(_await(key), token)
+        store.append(board.await_of(key), token)
 
     def _resolve(self, key: str, value: bytes) -> None:
         with self._lock:
@@ -419,48 +412,3 @@ def _settle(future: Future[bytes], value: bytes) -> None:
 def _fail(future: Future[bytes], error: BaseException) -> None:
     if future.set_running_or_notify_cancel():
         future.set_exception(error)
-
-
-def _value(key: str) -> str:
-    return f"{PREFIX}value/{key}"
-
-
-def _await(key: str) -> str:
-    return f"{PREFIX}await/{key}"
-
-
-def _log(watcher: str) -> str:
-    return f"{PREFIX}log/{watcher}"
-
-
-def _wake(watcher: str) -> str:
-    return f"{PREFIX}wake/{watcher}"
-
-
-def _read(store: Client, name: str) -> bytes | None:
-    """The value of a key, or None; one round trip that never waits."""
-    found = bytes(store.compare_set(name, _NOBODY, _NOBODY))
-    return None if found == _NOBODY.encode() else found
-
-
-def _take(store: Client, name: str) -> bytes:
-    """Read a text and empty it, atomically; its entries are unique, so equality means unchanged."""
-    seen = _read(store, name) or b""
-    while seen:
-        now = bytes(store.compare_set(name, seen.decode(), ""))
-        if not now:
-            return seen
-        seen = now
-    return b""
-
-
-def _tokens(text: bytes | None) -> frozenset[str]:
-    return frozenset(token for token in (text or b"").decode().split(";") if token)
-
-
-def _hint(store: Client, key: str, tokens: Iterable[str]) -> list[str]:
-    """Tell the watchers of these tokens which key to look at; returns their names."""
-    watchers = sorted({token.partition(".")[0] for token in tokens})
-    for name in watchers:
-        store.append(_log(name), f"{key}\0")
-    return watchers
