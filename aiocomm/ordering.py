@@ -5,9 +5,9 @@ tensors or sockets (neither asyncio nor torch may be imported). ``scheduler`` is
 carries the actions out. Everything hard about order and cancellation is in this file so that a
 test can drive it through every schedule. ``SendOrder``, the other end, comes from ``window.py``.
 
-Posts (calls of recv) and messages stand in two queues, and the
-first live post always gets the first message. Nothing is tied earlier, so a cancelled post just
-leaves its queue. The one exception is a message that moves straight into a post's own buffer::
+Posts (calls of recv) and messages stand in two queues, and the first live post always gets the
+first message. Nothing is tied earlier, so a cancelled post just leaves its queue. The exception is
+a message that moves straight into a post's own buffer::
 
     message  event                                        next      action
     -------  -------------------------------------------  --------  ------------------------------

@@ -153,11 +153,9 @@ class Shell:
 
     def prefetched(self) -> int:
         """Bytes taken in that nobody had asked for, while they may still be around."""
-        return sum(
-            message.size
-            for message in {*self.line, *(move.message for move in self.moves)}  # type: ignore[union-attr]
-            if message.owner.prefetched
-        )
+        messages: set[Any] = {*self.line}
+        messages.update(move.message for move in self.moves)  # type: ignore[union-attr]
+        return sum(message.size for message in messages if message.owner.prefetched)
 
     def _cut(self, *, keep_moving: bool) -> None:
         for index, message in enumerate(self.line):
