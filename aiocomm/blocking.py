@@ -8,7 +8,7 @@ and wait for their work on the calling thread. ``async_op=True`` gives the work 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from anyio.from_thread import start_blocking_portal
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .options import Options
     from .rendezvous.base import Store
     from .stats import GroupStatistics
+
+T = TypeVar("T")
 
 
 class CollectiveGroup:
@@ -143,7 +145,7 @@ class Collective:
 
 
 @contextlib.contextmanager
-def open(  # noqa: A001 - aiocomm.blocking.open reads as the built-in does
+def open(
     address: WorkerAddress | str | None = None,
     *,
     store: Store | None = None,
@@ -162,5 +164,5 @@ def open(  # noqa: A001 - aiocomm.blocking.open reads as the built-in does
         yield Collective(collective, portal)
 
 
-def _finish(work: AsyncWork[Any], async_op: bool) -> Any:
+def _finish(work: AsyncWork[T], async_op: bool) -> AsyncWork[T] | T:
     return work if async_op else work.wait()

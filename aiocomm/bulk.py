@@ -178,27 +178,27 @@ class BulkRoutes:
 
     async def _propose(self, name: str) -> str | None:
         """Set one route up on both sides. Returns why not, or None."""
-        self._answer = self._runtime.loop.create_future()
+        answer = self._answer = self._runtime.loop.create_future()
         self._tell(Step.OPEN, name)
-        route = self._make(name, End.SENDING)
-        mine = asyncio.ensure_future(route.open())
+        opening = asyncio.ensure_future(self._make(name, End.SENDING).open())
+        # What the peer says may end the wait, and so may the failure of this end.
+        answer.add_done_callback(
+            lambda said: opening.cancel() if not said.cancelled() and said.result() else None
+        )
         try:
-            done, _ = await asyncio.wait(
-                [mine, self._answer], return_when=asyncio.FIRST_EXCEPTION
-            )
-            if self._answer in done and (reason := self._answer.result()) is not None:
-                mine.cancel()
-                await asyncio.wait([mine])
-                return f"the peer says: {reason}"
-            await mine
-            return await self._answer
+            await opening
+            reason: str | None = await answer
+            return reason
         except AiocommError as error:
             self._tell(Step.DROP, name, str(error))
             return str(error)
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and (said := answer.result()):
+                return f"the peer says: {said}"
+            raise
         finally:
-            if self._answer is not None and not self._answer.done():
-                self._answer.cancel()
-            mine.cancel()
+            opening.cancel()
+            answer.cancel()
 
     # --- the receiving end ---
 

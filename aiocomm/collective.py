@@ -12,15 +12,17 @@ import json
 import logging
 import os
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .address import WorkerAddress
 from .connect import Connector
 from .errors import AddressError, ClosedError, Refusal, UsageError
-from .group import CollectiveGroup, GroupState
+from .group import CollectiveGroup
 from .options import Options
 from .rendezvous.tcp import TCPBoard
 from .runtime import Runtime
+from .session import LIVE, Session, State
 from .transport.heart import Heart
 from .transport.listener import Listener
 
@@ -32,7 +34,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("aiocomm")
 
+Members = tuple[WorkerAddress, WorkerAddress]
+"""The two addresses of a group, sorted."""
+
 _current: dict[asyncio.AbstractEventLoop, list[Collective]] = {}
+
+
+@dataclass(slots=True, eq=False)
+class _Cached:
+    """A group and what is behind it; ``claimed`` once anybody here has asked for it."""
+
+    group: CollectiveGroup
+    session: Session
+    key: str
+    claimed: bool = False
 
 
 class Collective:
@@ -49,7 +64,8 @@ class Collective:
         self._store = store
         self._runtime = Runtime(asyncio.get_running_loop(), options, str(address))
         self._incarnation = uuid.uuid4().hex
-        self._groups: dict[str, list[CollectiveGroup]] = {}
+        self._groups: dict[str, list[_Cached]] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # sessions that are being taken down
         self._closing: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._heart: Heart | None = None
@@ -84,12 +100,15 @@ class Collective:
         if group_name is not None and (not isinstance(group_name, str) or not group_name.strip()):
             raise AddressError(f"group name {group_name!r} is empty: give it text, or leave it out")
         self._runtime.check()
-        cached = self._find(members, group_name or "")
-        group = cached[0] if cached else self._make(members, group_name or "")
-        group.claimed = True
-        if group.state is GroupState.LOST:
-            self._drop(group)  # its messages can be taken; the next call makes a new one
-        return group
+        for cached in self._find(members, group_name or ""):
+            if cached.session.state in LIVE or cached.session.state is State.LOST:
+                break
+        else:
+            cached = self._make(members, group_name or "")
+        cached.claimed = True
+        if cached.session.state is State.LOST:
+            self._drop(cached)  # its messages can be taken; the next call makes a new group
+        return cached.group
 
     async def aclose(self) -> None:
         """Close every group (pending sends leave first) and stop being found. Idempotent.
@@ -139,10 +158,10 @@ class Collective:
         self._runtime.refuse(
             ClosedError(f"the runtime of {self.address} is closed: open a new one")
         )
-        groups = [group for cached in self._groups.values() for group in cached]
-        closings = [group.aclose() if drain else group.abort() for group in groups]
+        cached = [cached for siblings in self._groups.values() for cached in siblings]
         try:
-            await asyncio.gather(*closings)
+            await asyncio.gather(*(each.session.close(drain=drain) for each in cached))
+            await asyncio.gather(*self._ending)
             if self._connector is not None:
                 await self._connector.withdraw()
         finally:
@@ -153,9 +172,7 @@ class Collective:
 
     # --- groups ---
 
-    def _members(
-        self, worker_addresses: Sequence[WorkerAddress | str]
-    ) -> tuple[WorkerAddress, WorkerAddress]:
+    def _members(self, worker_addresses: Sequence[WorkerAddress | str]) -> Members:
         if isinstance(worker_addresses, str):
             raise AddressError(f"{worker_addresses!r} is one string: give a list of two addresses")
         addresses = sorted(WorkerAddress.parse(address) for address in worker_addresses)
@@ -174,82 +191,81 @@ class Collective:
             )
         return first, second
 
-    def _find(
-        self, members: tuple[WorkerAddress, WorkerAddress], name: str
-    ) -> list[CollectiveGroup]:
-        """The cached groups of these members: the last may be live, those before it have ended
-        with messages in them that nobody has asked for yet."""
+    def _find(self, members: Members, name: str) -> list[_Cached]:
         return self._groups.setdefault(_key(members, name), [])
 
-    def _make(
-        self, members: tuple[WorkerAddress, WorkerAddress], name: str
-    ) -> CollectiveGroup:
+    def _make(self, members: Members, name: str) -> _Cached:
         key = _key(members, name)
-        peer = members[1 - members.index(self.address)]
+        rank = members.index(self.address)
+        peer = members[1 - rank]
+        shown = name or f"{members[0]}|{members[1]}"
 
         async def connect() -> Link:
             assert self._connector is not None
             return await self._connector.connect(peer, key)
 
-        group = CollectiveGroup(
+        session = Session(
             self._runtime,
-            name=name or f"{members[0]}|{members[1]}",
+            name=shown,
             key=key,
-            members=members,
-            rank=members.index(self.address),
+            peer=str(peer),
+            rank=rank,
             connect=connect,
-            ended=self._ended,
+            ended=lambda ending: self._ended(cached, ending),
         )
-        self._find(members, name).append(group)
-        return group
+        group = CollectiveGroup(self._runtime, session, name=shown, members=members, rank=rank)
+        cached = _Cached(group, session, key)
+        self._find(members, name).append(cached)
+        return cached
 
-    def _ended(self, group: CollectiveGroup) -> None:
+    def _ended(self, cached: _Cached, ending: asyncio.Task[None]) -> None:
         # A group that the peer made, filled and closed before anybody asked for it here is kept,
         # so that no message is lost.
-        if group.state is GroupState.LOST and not group.claimed and group.unreceived:
-            return
-        self._drop(group)
+        session = cached.session
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        if session.state is not State.LOST or cached.claimed or not session.receiving.unreceived:
+            self._drop(cached)
 
-    def _drop(self, group: CollectiveGroup) -> None:
-        for key, cached in list(self._groups.items()):
-            if group in cached:
-                cached.remove(group)
-                if not cached:
-                    del self._groups[key]
+    def _drop(self, cached: _Cached) -> None:
+        siblings = self._groups.get(cached.key, [])
+        if cached in siblings:
+            siblings.remove(cached)
+        if not siblings:
+            self._groups.pop(cached.key, None)
 
     # --- being dialled ---
 
     def _accept(self, hello: Hello) -> Refusal | None:
         """Whether a link is welcome; called on the loop once the dialler has proved itself."""
-        if self._closing is not None:
-            return Refusal.CLOSED
         try:
             members, name = _read_key(hello)
         except (ValueError, TypeError):
             return Refusal.BAD_REQUEST
         if hello.recipient != str(self.address) or self.address not in members:
             return Refusal.NOT_A_MEMBER
-        group = self._live(members, name)
-        if group.state is GroupState.UP:
-            if group.peer_incarnation == hello.incarnation:
-                return Refusal.LINKED
-            group.peer_restarted()
-            self._live(members, name)
-        elif group.state is GroupState.CONNECTING and group.rank == 0:
-            return Refusal.CROSSED
-        return None
+        for cached in self._find(members, name):
+            session = cached.session
+            if session.state is State.UP:
+                if session.peer_incarnation == hello.incarnation:
+                    return Refusal.LINKED
+                session.peer_restarted()
+                break
+            if session.state is State.CONNECTING and cached.group.rank == 0:
+                return Refusal.CROSSED
+            if session.wants_link:
+                return None
+        return None if self._closing is None else Refusal.CLOSED
 
     def _connected(self, link: Link) -> None:
         """A link that was accepted is up."""
         members, name = _read_key(link.peer)
-        self._live(members, name).link_up(link, inbound=True)
-
-    def _live(self, members: tuple[WorkerAddress, WorkerAddress], name: str) -> CollectiveGroup:
-        cached = self._find(members, name)
-        live = (GroupState.NEW, GroupState.CONNECTING, GroupState.UP)
-        if cached and cached[-1].state in live:
-            return cached[-1]
-        return self._make(members, name)
+        for cached in self._find(members, name):
+            if cached.session.wants_link:
+                break
+        else:
+            cached = self._make(members, name)
+        cached.session.link_up(link, inbound=True)
 
 
 def current(address: WorkerAddress | str | None = None) -> Collective:
@@ -275,7 +291,7 @@ def current(address: WorkerAddress | str | None = None) -> Collective:
 
 
 @contextlib.asynccontextmanager
-async def open(  # noqa: A001 - aiocomm.open reads as the built-in does
+async def open(
     address: WorkerAddress | str | None = None,
     *,
     store: Store | None = None,
@@ -314,11 +330,11 @@ async def open(  # noqa: A001 - aiocomm.open reads as the built-in does
     await collective.aclose()
 
 
-def _key(members: tuple[WorkerAddress, WorkerAddress], name: str) -> str:
+def _key(members: Members, name: str) -> str:
     return json.dumps([str(members[0]), str(members[1]), name])
 
 
-def _read_key(hello: Hello) -> tuple[tuple[WorkerAddress, WorkerAddress], str]:
+def _read_key(hello: Hello) -> tuple[Members, str]:
     """Members and name of the group that a link is for.
 
     Raises:

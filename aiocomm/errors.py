@@ -1,15 +1,15 @@
 """The exceptions of aiocomm, and what each is called for.
 
-One tree, split by whose fault it is. Every error says what happened, and carries the group, direction,
-peer and message sequence where there is one; its text says how to mend it.
+One tree, split by whose fault it is. Every error says what happened, and carries the group,
+direction, peer and message sequence where there is one; its text says how to mend it.
 
 ::
 
     AiocommError
     +-- UsageError                     the caller did something that cannot work
-    |   +-- AddressError  (ValueError)     not a member, three addresses, the same one twice, an empty name
-    |   +-- PayloadError  (ValueError)     this object cannot be sent: refused before anything is queued
-    |   +-- PairingError                   send met recv_tensor, or dtype, shape, size or device differ
+    |   +-- AddressError  (ValueError)     not a member, not two of them, an empty name
+    |   +-- PayloadError  (ValueError)     cannot be sent; refused before anything is queued
+    |   +-- PairingError                   send met recv_tensor, or the specs of both differ
     |   +-- WrongLoopError (RuntimeError)  used from another event loop, or in a forked child
     |   +-- WouldBlockError (RuntimeError) a blocking wait on the thread of an event loop
     +-- ClosedError                    closed on this side
@@ -30,6 +30,14 @@ peer and message sequence where there is one; its text says how to mend it.
 from __future__ import annotations
 
 import enum
+from typing import TypedDict
+
+
+class Context(TypedDict):
+    """Where an error happened: given as keywords to any of them."""
+
+    group: str
+    peer: str
 
 
 class AiocommError(Exception):
@@ -95,7 +103,7 @@ class PayloadError(UsageError, ValueError):
 
 
 class PairingError(UsageError):
-    """The two sides called things that do not fit; the message is dropped, the next one is intact."""
+    """The two sides called what does not fit; that message is dropped, the next one is intact."""
 
 
 class WrongLoopError(UsageError, RuntimeError):
@@ -135,7 +143,7 @@ class HandshakeError(PeerError, ConnectionError):
 
 
 class AuthenticationError(HandshakeError):
-    """The other end does not know the secret; set the same ``AIOCOMM_SECRET`` on both or on none."""
+    """The other end does not know the secret; set ``AIOCOMM_SECRET`` alike on both or on none."""
 
 
 class Refusal(enum.Enum):

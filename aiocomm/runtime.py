@@ -50,9 +50,7 @@ class Runtime:
         self.options = options
         self.name = name
         self._lock = threading.Lock()
-        self._entries: deque[tuple[Callable[[], None], Callable[[AiocommError], object]]] = (
-            deque()
-        )
+        self._entries: deque[tuple[Callable[[], None], Callable[[AiocommError], object]]] = deque()
         self._refusal: Exception | None = None
         self._copier: ThreadPoolExecutor | None = None
         _open.add(self)
@@ -78,8 +76,8 @@ class Runtime:
             self._enqueue(entry, failed)
         else:
             raise WrongLoopError(
-                f"the runtime of {self.name} was opened in another event loop: use it there, or open "
-                "one runtime for each loop under an address of its own"
+                f"the runtime of {self.name} was opened in another event loop: use it there, or "
+                "open one runtime for each loop under an address of its own"
             )
 
     def check(self) -> None:
@@ -118,9 +116,7 @@ class Runtime:
         if self._copier is not None:
             self._copier.shutdown(wait=True)
 
-    def _enqueue(
-        self, entry: Callable[[], None], failed: Callable[[AiocommError], object]
-    ) -> None:
+    def _enqueue(self, entry: Callable[[], None], failed: Callable[[AiocommError], object]) -> None:
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal

@@ -7,12 +7,8 @@ class that fails to load fails that call and no other.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..entries import (
     Copy,
@@ -26,28 +22,30 @@ from ..entries import (
     Post,
     Transfer,
 )
-from ..errors import AiocommError, ClosedError, PairingError, ProtocolError
+from ..errors import AiocommError, ClosedError, Context, PairingError, ProtocolError
 from ..handles.base import AsyncWork
 from ..ordering import RecvOrder
-from ..packing import Block, allocate, outline, plan, scatter
-from ..payload import Kind, TensorSpec, as_bytes, buffer_sizes, tensor_spec, unpack
+from ..packing import allocate
+from ..payload import Kind, as_bytes
 from ..runtime import COPY_LIMIT
 from ..stats import Traffic
 from ..transport.base import FrameKind
+from .arrival import Arrival
 from .envelope import Envelope, credit_head
 from .send import as_route_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
+    import torch
+
     from ..entries import RecvAction
+    from ..payload import TensorSpec
     from ..runtime import Runtime
     from ..transport.base import Frame, Link, Route
 
 MOVING_LIMIT = 4
 """Bulk messages on the move at a time: enough to hide the loop's turn between two of them."""
-
-_UNTAKEN: Any = object()
 
 
 class RecvWork(AsyncWork[Any]):
@@ -59,7 +57,7 @@ class RecvWork(AsyncWork[Any]):
     """
 
     _lane: RecvLane
-    _post: Post
+    _entry: Post
     _buffer: torch.Tensor | None = None
     _spec: TensorSpec | None = None
     _delivered: Incoming | None = None  # until somebody took the result
@@ -91,21 +89,6 @@ class RecvWork(AsyncWork[Any]):
         self._lane.cancelled(self)
 
 
-@dataclass(slots=True)
-class Arrival:
-    """What came of one message, and where its bytes lie."""
-
-    kind: Kind
-    meta: bytes
-    body: Any  # bytes of the buffers, or on a memory link the buffers
-    nbytes: int  # of the whole message, for the counters; 0 once counted
-    sizes: tuple[int, ...] = ()  # bulk only, like the two below
-    plan: tuple[Block, ...] = ()
-    blocks: Sequence[torch.Tensor] = field(default_factory=tuple)  # memory of its own
-    value: Any = _UNTAKEN  # rebuilt already, for a call that was cancelled
-    spec: TensorSpec | None = None
-
-
 class RecvLane:
     """The receiving direction of a group.
 
@@ -120,7 +103,7 @@ class RecvLane:
         runtime: Runtime,
         *,
         broken: Callable[[AiocommError], None],
-        context: dict[str, str],
+        context: Context,
     ) -> None:
         options = runtime.options
         self._runtime = runtime
@@ -161,12 +144,12 @@ class RecvLane:
     def submit(self, work: RecvWork) -> None:
         """Put a call of recv in line; it may be done when this returns."""
         work._lane = self
-        work._post = Post(work, work._buffer is not None)
-        self._perform(self._order.post(work._post))
+        work._entry = Post(work, work._buffer is not None)
+        self._perform(self._order.post(work._entry))
 
     def cancelled(self, work: RecvWork) -> None:
         """The caller cancelled its work."""
-        _, actions = self._order.cancel(work._post)
+        _, actions = self._order.cancel(work._entry)
         self._perform(actions)
 
     def give_back(self, work: RecvWork, message: Incoming) -> None:
@@ -174,7 +157,7 @@ class RecvLane:
         arrival = _arrival_of(message)
         if work._buffer is None:
             arrival.value = AsyncWork.result(work)
-        elif message.into is work._post:
+        elif message.into is work._entry:
             arrival.blocks = [as_bytes(work._buffer).clone()]
         self._perform(self._order.give_back(message))
 
@@ -202,18 +185,9 @@ class RecvLane:
                 f"the peer sent message {frame.sequence} where {self._order.expected} was due"
             )
         envelope = Envelope.read(frame.head)
-        arrival = Arrival(envelope.kind, envelope.meta, frame.body, envelope.charge)
-        body = frame.body
-        size = sum(map(torch.numel, body)) if isinstance(body, tuple) else len(body)
-        if envelope.bulk:
-            if self._route is None:
-                raise ProtocolError("the peer sends bulk, and no route was agreed on")
-            arrival.sizes = buffer_sizes(envelope.kind, envelope.meta)
-            arrival.plan = plan(arrival.sizes)
-            size = sum(arrival.sizes)
-            arrival.nbytes += size
-        if envelope.kind is Kind.TENSOR:
-            arrival.spec = tensor_spec(envelope.meta)
+        if envelope.bulk and self._route is None:
+            raise ProtocolError("the peer sends bulk, and no route was agreed on")
+        arrival, size = Arrival.of(envelope, frame.body)
         message = Incoming(arrival, frame.sequence, size, envelope.charge, envelope.bulk)
         self._perform(self._order.arrive(message))
 
@@ -264,16 +238,16 @@ class RecvLane:
         work, message = _work_of(action.post), action.message
         arrival = _arrival_of(message)
         try:
-            if work._buffer is not None:
-                self._fill(work._buffer, action.post, message, arrival)
-                value: Any = work._buffer
-            elif arrival.value is not _UNTAKEN:
-                value = arrival.value
+            if work._buffer is None:
+                value = arrival.rebuild()
             else:
-                value = unpack(arrival.meta, self._buffers(message, arrival))
-        except AiocommError as error:
-            error.direction, error.sequence = "recv", message.sequence
-            error.group, error.peer = self._context["group"], self._context["peer"]
+                if message.into is not action.post:
+                    arrival.fill(work._buffer)
+                value = work._buffer
+        except Exception as error:
+            if isinstance(error, AiocommError):
+                error.direction, error.sequence = "recv", message.sequence
+                error.group, error.peer = self._context["group"], self._context["peer"]
             work._fail(error)
             return
         if arrival.nbytes:
@@ -282,31 +256,10 @@ class RecvLane:
         work._delivered = message
         work._finish(value)
 
-    def _fill(
-        self, buffer: torch.Tensor, post: Post, message: Incoming, arrival: Arrival
-    ) -> None:
-        if message.into is post:
-            return
-        if arrival.blocks:
-            as_bytes(buffer).copy_(arrival.blocks[0])
-        elif isinstance(arrival.body, tuple):
-            as_bytes(buffer).copy_(arrival.body[0])
-        elif len(arrival.body) != buffer.nbytes:
-            raise ProtocolError("the bytes of a tensor are not as many as its shape says")
-        else:
-            ctypes.memmove(buffer.data_ptr(), arrival.body, len(arrival.body))
-
-    def _buffers(self, message: Incoming, arrival: Arrival) -> Sequence[torch.Tensor]:
-        if message.bulk:
-            return scatter(arrival.plan, arrival.blocks, len(arrival.sizes))
-        if isinstance(arrival.body, tuple):
-            return arrival.body
-        return outline(arrival.body, buffer_sizes(arrival.kind, arrival.meta))
-
     def _route_of(self, message: Incoming) -> str:
         if message.bulk and self._route is not None:
             return self._route.name
-        return "memory" if isinstance(_arrival_of(message).body, tuple) else "link"
+        return "memory" if _arrival_of(message).in_process else "link"
 
     def _mismatch(self, action: Mismatch) -> None:
         work, arrival = _work_of(action.post), _arrival_of(action.message)
@@ -338,10 +291,8 @@ class RecvLane:
         buffer = _work_of(action.into)._buffer
         assert buffer is not None
         arrival = _arrival_of(action.message)
-        source = arrival.blocks[0] if arrival.blocks else arrival.body[0]
-        self._when_moved(
-            self._runtime.off_loop(as_bytes(buffer).copy_, source), action.message
-        )
+        copied = self._runtime.off_loop(as_bytes(buffer).copy_, arrival.memory())
+        self._when_moved(copied, action.message)
 
     def _evacuate(self, action: Evacuate) -> None:
         message = action.message
@@ -354,7 +305,7 @@ class RecvLane:
             arrival.blocks = [cloned.result()]
             self._perform(self._order.evacuated(message))
 
-        if arrival.blocks or isinstance(arrival.body, tuple):  # the original is still there
+        if arrival.blocks or arrival.in_process:  # the original is still there
             self._perform(self._order.evacuated(message))
         else:
             self._runtime.off_loop(as_bytes(buffer).clone).add_done_callback(evacuated)
@@ -400,7 +351,7 @@ class RecvLane:
         else:
             self._perform(self._order.fail(message))
 
-    _HANDLERS: dict[type, Callable[[RecvLane, Any], None]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[[RecvLane, Any], None]]] = {
         Deliver: _deliver,
         Mismatch: _mismatch,
         Transfer: _transfer,

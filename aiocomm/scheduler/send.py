@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..entries import Outgoing
-from ..errors import AiocommError, PairingError, RouteError
+from ..errors import AiocommError, Context, PairingError, RouteError
 from ..handles.base import AsyncWork
 from ..ordering import SendOrder
 from ..packing import gather, inline, plan, staged_bytes
@@ -65,7 +65,7 @@ class SendLane:
         *,
         open_route: Callable[[], Awaitable[Route]],
         broken: Callable[[AiocommError], None],
-        context: dict[str, str],
+        context: Context,
     ) -> None:
         self._runtime = runtime
         self._eager_limit = runtime.options.eager_limit

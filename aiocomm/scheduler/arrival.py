@@ -1,0 +1,100 @@
+"""What came of one message, where its bytes lie, and how it becomes a value.
+
+The bytes of a message lie in one of three places: in the body of its envelope, in the sender's own
+memory (both in one process), or in blocks that a bulk route has filled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ProtocolError
+from ..packing import Block, outline, plan, scatter
+from ..payload import Kind, TensorSpec, as_bytes, buffer_sizes, tensor_spec, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from .envelope import Envelope
+
+UNBUILT: Any = object()
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One message on the receiving side."""
+
+    kind: Kind
+    meta: bytes
+    body: Any  # bytes of the buffers; in one process, a tuple of the buffers themselves
+    nbytes: int  # of the whole message, for the counters; 0 once counted
+    sizes: tuple[int, ...] = ()  # bulk only, as the two below
+    plan: tuple[Block, ...] = ()
+    blocks: Sequence[torch.Tensor] = field(default_factory=tuple)  # memory of the message's own
+    value: Any = UNBUILT  # built already, for a call that was cancelled then
+    spec: TensorSpec | None = None
+
+    @classmethod
+    def of(cls, envelope: Envelope, body: Any) -> tuple[Arrival, int]:
+        """The arrival, and the bytes of its buffers.
+
+        Raises:
+            ProtocolError: its meta is not sound.
+        """
+        arrival = cls(envelope.kind, envelope.meta, body, envelope.charge)
+        if envelope.kind is Kind.TENSOR:
+            arrival.spec = tensor_spec(envelope.meta)
+        if envelope.bulk:
+            arrival.sizes = buffer_sizes(envelope.kind, envelope.meta)
+            arrival.plan = plan(arrival.sizes)
+            size = sum(arrival.sizes)
+            arrival.nbytes += size
+            return arrival, size
+        if isinstance(body, tuple):
+            return arrival, sum(buffer.numel() for buffer in body)
+        return arrival, len(body)
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the bytes lie in the sender's memory."""
+        return isinstance(self.body, tuple)
+
+    def rebuild(self) -> Any:
+        """The object that was sent.
+
+        Raises:
+            DecodeError: it cannot be rebuilt here.
+            ProtocolError: its meta is not sound.
+        """
+        if self.value is not UNBUILT:
+            return self.value
+        buffers: Sequence[torch.Tensor]
+        if self.plan:
+            buffers = scatter(self.plan, self.blocks, len(self.sizes))
+        elif isinstance(self.body, tuple):
+            buffers = self.body
+        else:
+            buffers = outline(self.body, buffer_sizes(self.kind, self.meta))
+        return unpack(self.meta, buffers)
+
+    def memory(self) -> torch.Tensor:
+        """The bytes of a single tensor, where they are a tensor already."""
+        buffer: torch.Tensor = self.blocks[0] if self.blocks else self.body[0]
+        return buffer
+
+    def fill(self, buffer: torch.Tensor) -> None:
+        """Copy a single tensor into a buffer of its spec.
+
+        Raises:
+            ProtocolError: the bytes are not as many as its shape says.
+        """
+        if self.blocks or self.in_process:
+            as_bytes(buffer).copy_(self.memory())
+        elif len(self.body) != buffer.nbytes:
+            raise ProtocolError("the bytes of a tensor are not as many as its shape says")
+        else:
+            ctypes.memmove(buffer.data_ptr(), self.body, len(self.body))

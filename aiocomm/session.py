@@ -1,0 +1,330 @@
+"""The life of one group: a link, two lanes and the bulk routes, put together and taken apart again.
+
+The inside of a ``CollectiveGroup``. Knows nothing of where the peer lives: ``connect`` is handed to
+it, or the peer's own link is. States::
+
+    NEW         nothing asked for yet
+    CONNECTING  the first call came; the peer is looked for
+    UP          linked
+    LOST        the peer is gone; whole messages can still be received
+    CLOSING     closed on this side; pending sends leave
+    CLOSED      nothing is left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+from typing import TYPE_CHECKING, Any
+
+from .bulk import BulkRoutes, End
+from .errors import (
+    AiocommError,
+    ClosedError,
+    Context,
+    PeerClosedError,
+    PeerLostError,
+    RouteError,
+)
+from .scheduler import RecvLane, SendLane
+from .transport.base import FrameKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from .handles import AsyncWork
+    from .runtime import Runtime
+    from .transport.base import Frame, Link, Route
+
+log = logging.getLogger("aiocomm")
+
+VERDICT_DELAY = 0.5
+"""Seconds that a failed transfer waits for the link to say that the peer is lost."""
+
+
+class State(enum.Enum):
+    """Where a session stands."""
+
+    NEW = "new"
+    CONNECTING = "connecting"
+    UP = "up"
+    LOST = "lost"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+LIVE = (State.NEW, State.CONNECTING, State.UP)
+
+
+class Session:
+    """One group's connection to its peer.
+
+    Args:
+        runtime: the loop and the options.
+        name: of the group, in error texts.
+        key: of the group, the same on both sides.
+        peer: address of the other member, in error texts.
+        rank: of this member, 0 or 1.
+        connect: dials the peer.
+        ended: told once, when the session is lost or closed; given the task that takes it down.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        name: str,
+        key: str,
+        peer: str,
+        rank: int,
+        connect: Callable[[], Awaitable[Link]],
+        ended: Callable[[asyncio.Task[None]], None],
+    ) -> None:
+        self._runtime = runtime
+        self._key = key
+        self._rank = rank
+        self._connect = connect
+        self._ended = ended
+        self._where = Context(group=name, peer=peer)
+        self._link: Link | None = None
+        self._linked = asyncio.Event()
+        self._error: AiocommError | None = None
+        self._bulk: BulkRoutes | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._verdicts: list[asyncio.TimerHandle] = []
+        self._draining = False
+        self.state = State.NEW
+        self.sending = SendLane(
+            runtime,
+            open_route=self._open_route,
+            broken=lambda error: self._transfer_broke(End.SENDING, error),
+            context=self._where,
+        )
+        self.receiving = RecvLane(
+            runtime,
+            broken=lambda error: self._transfer_broke(End.RECEIVING, error),
+            context=self._where,
+        )
+
+    @property
+    def bulk_route(self) -> Route | None:
+        """The bulk route of the sending direction, where it is set up."""
+        return self._bulk.sending if self._bulk is not None else None
+
+    @property
+    def wants_link(self) -> bool:
+        """Not linked yet, and of use if it were."""
+        return self._link is None and (self.state in LIVE or self._draining)
+
+    @property
+    def peer_incarnation(self) -> str | None:
+        """Which life of the peer the session is linked to."""
+        return self._link.peer.incarnation if self._link is not None else None
+
+    def enter(self, submit: Callable[[], None], work: AsyncWork[Any]) -> None:
+        """Let a call in, from the loop's thread or from one without a loop.
+
+        Raises:
+            ClosedError, WrongLoopError: see ``Runtime.enter``.
+        """
+
+        def entry() -> None:
+            if self.state is not State.UP:
+                self.begin()
+            submit()
+
+        self._runtime.enter(entry, work._fail)
+
+    def begin(self) -> None:
+        """Connect, if nobody has asked for it yet.
+
+        Raises:
+            ClosedError: closed on this side.
+        """
+        if self.state is State.NEW:
+            self.state = State.CONNECTING
+            self._connecting = self._runtime.loop.create_task(self._run_connect())
+        elif self.state in (State.CLOSING, State.CLOSED):
+            raise ClosedError(
+                "the group is closed on this side: create_collective_group makes a new one",
+                **self._where,
+            )
+
+    async def ready(self) -> None:
+        """See ``CollectiveGroup.ready``."""
+        self._runtime.enter(self.begin, log.debug)
+        await self._linked.wait()
+        if self._error is not None:
+            raise self._error
+        if self._bulk is not None:
+            await self._bulk.open()
+
+    # --- the link comes and goes ---
+
+    async def _run_connect(self) -> None:
+        try:
+            link = await self._connect()
+        except AiocommError as error:
+            self._lose(error)
+        else:
+            self.link_up(link)
+
+    def peer_restarted(self) -> None:
+        """A new life of the peer has dialled, before this side saw the old one end."""
+        if self._link is not None:
+            self._link.abort()
+        self._lose(PeerLostError("the peer died and was started again"))
+
+    def link_up(self, link: Link, *, inbound: bool = False) -> None:
+        """A link to the peer, dialled by this side or (inbound) by the peer."""
+        if not self.wants_link:
+            link.abort()
+            return
+        if inbound and self._connecting is not None:
+            self._connecting.cancel()
+        self._link = link
+        if self.state in LIVE:
+            self.state = State.UP
+        if not link.in_process:
+            self._bulk = BulkRoutes(
+                self._runtime,
+                link,
+                self._key,
+                self._rank,
+                opened=self.receiving.route_up,
+                broken=self._peer_broke,
+            )
+        self.sending.link_up(link)
+        self.receiving.link_up(link)
+        self._linked.set()
+        link.attach(self)
+
+    def frame_received(self, frame: Frame) -> None:
+        """Give a frame of the peer to the part that it is for."""
+        kind = frame.kind
+        if kind is FrameKind.ENVELOPE:
+            self.receiving.envelope_received(frame)
+        elif kind is FrameKind.CREDIT:
+            self.sending.credit_received(frame.head)
+        elif kind is FrameKind.REJECT:
+            self.sending.rejected(frame.sequence, bytes(frame.head).decode(errors="replace"))
+        elif self._bulk is not None:
+            self._bulk.frame_received(frame)
+
+    def link_lost(self, error: PeerLostError) -> None:
+        """The peer is gone, or said goodbye."""
+        self._lose(error)
+
+    async def _open_route(self) -> Route:
+        assert self._bulk is not None
+        return await self._bulk.open()
+
+    def _transfer_broke(self, end: End, error: AiocommError) -> None:
+        # Most often the peer died and the link is about to say so: that is the better error.
+        if self.state is State.UP:
+            self._verdicts.append(
+                self._runtime.loop.call_later(VERDICT_DELAY, self._break, end, error)
+            )
+
+    def _break(self, end: End, error: AiocommError) -> None:
+        if self.state is State.UP and self._bulk is not None:
+            self._bulk.break_end(end, str(error))
+            self._end_direction(end, error)
+
+    def _peer_broke(self, end: End, error: RouteError) -> None:
+        self._end_direction(end, error)
+
+    def _end_direction(self, end: End, error: AiocommError) -> None:
+        error.group, error.peer = self._where["group"], self._where["peer"]
+        if end is End.SENDING:
+            self.sending.close(error)
+        else:
+            self.receiving.lose(error, keep_moving=False)
+
+    def _lose(self, error: AiocommError) -> None:
+        if self.state not in LIVE:
+            self.sending.close(error)  # a drain waits in vain
+            return
+        self.state = State.LOST
+        error.group, error.peer = self._where["group"], self._where["peer"]
+        self._error = error
+        graceful = isinstance(error, PeerClosedError)
+        if self._bulk is not None:
+            self._bulk.sever(End.SENDING if graceful else None)
+        self.sending.close(error)
+        self.receiving.lose(error, keep_moving=graceful)
+        self._linked.set()
+        self._closing = self._runtime.loop.create_task(self._tear_down())
+        self._ended(self._closing)
+
+    # --- closing ---
+
+    def close(self, *, drain: bool) -> asyncio.Task[None]:
+        """Begin to close, or join the closing that has begun.
+
+        Args:
+            drain: let pending sends leave first.
+        """
+        if not drain:  # also cuts a drain short that is under way
+            error = ClosedError("the group was aborted on this side", **self._where)
+            self.sending.close(error, quiet=True)
+        if self._closing is None:
+            self._draining = drain and self.state in (State.CONNECTING, State.UP)
+            self.state = State.CLOSING
+            self._refuse_receives()
+            self._closing = self._runtime.loop.create_task(self._run_close())
+        elif self.state is State.LOST:  # and so torn down already
+            self.state = State.CLOSED
+            self._refuse_receives()
+        return self._closing
+
+    def _refuse_receives(self) -> None:
+        self.receiving.close(ClosedError("the group was closed on this side", **self._where))
+
+    async def _run_close(self) -> None:
+        if self._draining:
+            await self._drain()
+        quiet = not self._draining
+        self._draining = False
+        self._error = ClosedError("the group was closed on this side", **self._where)
+        self.sending.close(self._error, quiet=quiet)
+        self._linked.set()
+        if self._link is not None:
+            await self._link.aclose()
+        assert self._closing is not None
+        self._ended(self._closing)
+        await self._tear_down()
+        self.state = State.CLOSED
+
+    async def _drain(self) -> None:
+        timeout = self._runtime.options.close_timeout
+        try:
+            await asyncio.wait_for(self.sending.drain(), timeout)
+        except TimeoutError:
+            log.warning(
+                "group %s: %d sends are dropped at close: %s did not take them within %g s",
+                self._where["group"],
+                self.sending.pending,
+                self._where["peer"],
+                timeout,
+            )
+
+    async def _tear_down(self) -> None:
+        """Give back everything that the group holds."""
+        for verdict in self._verdicts:
+            verdict.cancel()
+        if self._connecting is not None and not self._connecting.done():
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        if self._link is not None:
+            self._link.abort()
+        if self._bulk is not None:
+            if self.receiving.moving:
+                # The peer said goodbye after it had sent them: they are about to be here.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._runtime.options.close_timeout):
+                        await self.receiving.settle()
+            await self._bulk.aclose()
