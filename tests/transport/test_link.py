@@ -111,7 +111,9 @@ async def test_64_dials_at_once(way: str) -> None:
 @pytest.mark.asyncio
 async def test_nobody_listens() -> None:
     with bind_tcp("127.0.0.1", 0) as sock:  # bound, so that nobody else takes it
-        endpoint = Endpoint("x", host_identity(), "nobody", *sock.getsockname(), SECRET)
+        endpoint = Endpoint(
+            "x", host_identity(), "nobody", "127.0.0.1", sock.getsockname()[1], SECRET
+        )
         with pytest.raises(NetworkError, match="cannot connect") as caught:
             await dial_raw(endpoint)
         assert isinstance(caught.value.__cause__, ConnectionRefusedError)

@@ -180,7 +180,7 @@ async def test_a_refusal_in_one_process() -> None:
 
 @pytest.mark.asyncio
 async def test_a_dial_to_a_closed_loop_of_this_process() -> None:
-    listeners = []
+    listeners: list[Any] = []
 
     async def elsewhere() -> None:
         async with listening() as listener:
@@ -231,7 +231,7 @@ async def test_a_dial_to_a_loop_that_does_not_answer_times_out() -> None:
     here = asyncio.get_running_loop()
     opened: asyncio.Future[Listener] = here.create_future()
     go = threading.Event()
-    end = []
+    end: list[Any] = []
 
     async def elsewhere() -> None:
         async with listening() as listener:
