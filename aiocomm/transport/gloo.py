@@ -6,8 +6,12 @@ errors; what blocks is in ``GlooPair``, and both together are the only place tha
 not know of links, messages or payloads: Gloo's own rendezvous goes through ``publish`` and
 ``deliver``. Large blocks go in chunks, so that a discarded message costs little memory; a window
 of them is in flight, so that Gloo never runs dry and issuing never holds the loop for long.
-Rejected: several Gloo threads (no faster over one connection, and operations would end out of
-order).
+
+A transfer is issued only when the peer has said that its buffers are there. So no operation waits
+for the peer's user, and the time-out of one tells a stalled connection. That is needed since Gloo
+forgets the operation in the middle of its payload when the connection breaks (``signalException``
+in its tcp/pair.cc leaves it out): nothing but its own time-out ends it. Rejected: several Gloo
+threads (no faster over one connection, and operations would end out of order).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import asyncio
 import contextlib
 import enum
 import functools
+import logging
 import threading
 import weakref
 from collections import deque
@@ -30,14 +35,19 @@ from .gloo_pair import GlooPair
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+log = logging.getLogger(__name__)
+
 MIB = 1024 * 1024
 CHUNK = 64 * MIB  # both sides cut alike: part of the protocol
 # In flight at once: enough to outlast a loop that is busy for some 50 ms, few enough that issuing
 # them (20 to 50 us each) does not hold the loop.
 WINDOW_CHUNKS = 32
 WINDOW_BYTES = 256 * MIB
-# Seconds after which a severed operation is failed even if Gloo has not let go of its buffers.
-SEVER_GRACE = 1.0
+# Seconds after which a broken transfer is failed though Gloo has not ended it. Gloo touches its
+# buffers no more once the connection is shut down, but holds them until its own time-out.
+SEVER_GRACE = 0.25
+# Seconds that aclose waits for what Gloo has not ended; the rest goes on in a thread.
+CLOSE_GRACE = 2.0
 
 
 class _State(enum.Enum):
@@ -50,13 +60,14 @@ class _State(enum.Enum):
 class _Transfer:
     """The blocks of one call on their way, held until Gloo is done with the last chunk."""
 
-    __slots__ = ("_blocks", "_number", "_offset", "_sizes", "future", "outstanding")
+    __slots__ = ("_blocks", "_number", "_offset", "_sizes", "future", "outstanding", "turn")
 
     def __init__(
         self,
         blocks: Sequence[torch.Tensor],
         sizes: Sequence[int],
         future: asyncio.Future[None],
+        turn: int,
     ) -> None:
         self._blocks = blocks  # one for all sizes when discarding
         self._sizes = sizes
@@ -64,6 +75,7 @@ class _Transfer:
         self._offset = 0
         self.outstanding = 0
         self.future = future
+        self.turn = turn  # may be issued when the peer is ready for so many transfers
 
     def next_chunk(self) -> torch.Tensor | None:
         """The next bytes to issue, None when all are."""
@@ -97,8 +109,10 @@ class GlooRoute:
         loop: the loop it belongs to.
         local_host: numeric address to bind; ``GLOO_SOCKET_IFNAME`` wins where set.
         publish: sends a key and value to the peer's route of the same name, which takes it by
-            ``deliver``. Called on the loop.
+            ``deliver``, in order. Called on the loop.
         timeout: seconds that ``open`` may take.
+        stall_timeout: seconds that one chunk may take between two peers that are ready for it;
+            after that the route is broken. Also how long Gloo may hold on to a broken transfer.
     """
 
     name: Final = "gloo"
@@ -112,6 +126,7 @@ class GlooRoute:
         loop: asyncio.AbstractEventLoop,
         publish: Callable[[str, bytes], None],
         timeout: float = 300.0,
+        stall_timeout: float = 30.0,
     ) -> None:
         self.label = label
         self.sending = sending
@@ -119,7 +134,12 @@ class GlooRoute:
         self._loop = loop
         self._publish = publish
         self._pair = GlooPair(
-            label, 0 if sending else 1, local_host, self._publish_from_thread, timeout
+            label,
+            0 if sending else 1,
+            local_host,
+            self._publish_from_thread,
+            timeout,
+            stall_timeout,
         )
         self._state = _State.NEW
         self._opened: asyncio.Future[None] | None = None
@@ -127,6 +147,9 @@ class GlooRoute:
         self._error: AiocommError | None = None  # why it is closed, if not by aclose
         self._waiting: deque[_Transfer] = deque()  # with chunks left to issue
         self._active: set[_Transfer] = set()  # not done; keeps the buffers
+        self._ready_key = f"{label}/ready"
+        self._ready = 0  # transfers that the peer has buffers for
+        self._turns = 0  # transfers queued so far, but for those without bytes
         self._chunks = 0
         self._bytes = 0
         self._scratch: torch.Tensor | None = None
@@ -142,12 +165,16 @@ class GlooRoute:
     # Opening
 
     def deliver(self, key: str, value: bytes) -> None:
-        """Take in what the peer's route has published; before ``open`` too.
+        """Take in what the peer's route has published; on the loop, before ``open`` too.
 
         Raises:
             ProtocolError: it is more than any Gloo pair publishes.
         """
-        self._pair.store.deliver(key, value)
+        if key != self._ready_key:
+            self._pair.store.deliver(key, value)
+        elif self.sending:
+            self._ready += 1
+            self._pump()
 
     async def open(self) -> None:
         """Construct the group, in a thread; both sides must do so. A second call waits along.
@@ -184,7 +211,7 @@ class GlooRoute:
         self._loop.call_soon_threadsafe(self._publish_on_loop, key, value)
 
     def _publish_on_loop(self, key: str, value: bytes) -> None:
-        if self._state is not _State.OPENING:
+        if self._state is _State.CLOSED:
             return
         try:
             self._publish(key, value)
@@ -249,7 +276,14 @@ class GlooRoute:
         if self._state is not _State.OPEN:
             future.set_exception(self._refusal())
             return future
-        transfer = _Transfer(blocks, sizes, future)
+        if any(sizes):
+            self._turns += 1
+            if not self.sending:
+                self._publish_on_loop(self._ready_key, b"")
+                if self._error is not None:
+                    future.set_exception(self._refusal())
+                    return future
+        transfer = _Transfer(blocks, sizes, future, self._turns if any(sizes) else 0)
         self._active.add(transfer)
         self._waiting.append(transfer)
         self._pump()
@@ -259,6 +293,8 @@ class GlooRoute:
         waiting = self._waiting
         while waiting and self._chunks < WINDOW_CHUNKS and self._bytes < WINDOW_BYTES:
             transfer = waiting[0]
+            if transfer.turn > self._ready and self.sending:
+                return
             chunk = transfer.next_chunk()
             if chunk is None:
                 waiting.popleft()
@@ -309,26 +345,31 @@ class GlooRoute:
     def sever(self) -> None:
         """Drop everything: what is pending fails soon, whatever the peer does. Never blocks.
 
-        A pending future fails when Gloo has let go of its buffers, at the latest after a second.
+        A pending future fails when Gloo has let go of its buffers or can touch them no more.
         """
         self._fail(RouteError(f"the Gloo route {self.label!r} was severed on this side"))
 
     async def aclose(self) -> None:
         """Close: what is pending fails, what is done still reaches the peer. Bounded, idempotent.
 
+        Leaves no thread and no socket, but for a transfer that broke in the middle of a chunk: its
+        end may take Gloo ``stall_timeout`` and is awaited in a thread.
+
         Cancellation: the closing goes on in its thread.
         """
         if self._state is _State.NEW:
             self._state = _State.CLOSED
             self._finalizer.detach()
-        elif self._active or self._state is _State.OPENING:
+        else:
             self.sever()
-        elif self._state is _State.OPEN:
-            self._state = _State.CLOSED
-            self._start_closing()
-        if self._closed is not None:
-            await asyncio.shield(self._closed)
-        if self._closer is not None:
+        if self._closed is None or self._closer is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_GRACE):
+                await asyncio.shield(self._closed)
+        except TimeoutError:
+            log.warning("%r broke in the middle of a chunk: Gloo holds it a while longer", self)
+        else:
             self._closer.join(0.1)  # its last act was to say so
 
     def _refusal(self) -> RouteError:
@@ -353,7 +394,7 @@ class GlooRoute:
         if was is _State.NEW:
             self._finalizer.detach()
         else:
-            if self._active or was is _State.OPENING:
+            if self._chunks or was is _State.OPENING:
                 self._pair.cut(reason)
             self._start_closing()  # without a cut, what was sent still reaches the peer
         if self._active:
@@ -381,9 +422,11 @@ class GlooRoute:
 
 
 def _close(pair: GlooPair, loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None]) -> None:
-    pair.close()
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(_mark, closed)
+    try:
+        pair.close()
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_mark, closed)
 
 
 def _mark(closed: asyncio.Future[None]) -> None:
@@ -393,7 +436,9 @@ def _mark(closed: asyncio.Future[None]) -> None:
 
 def _give_up(pair: GlooPair) -> None:
     pair.cut(RouteError("the Gloo route was never closed"))
-    pair.close()
+    closer = threading.Thread(target=pair.close, name="aiocomm-gloo-give-up", daemon=True)
+    closer.start()
+    closer.join(CLOSE_GRACE)
 
 
 def _text(error: BaseException) -> str:

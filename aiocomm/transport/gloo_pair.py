@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 # Gloo tries to connect five times, each as long as the time-out it was given (measured).
 CONNECT_TRIES = 5
-# Liveness is the link's business: no operation ends by the clock. (In ms it must fit 63 bits.)
-NO_TIMEOUT = datetime.timedelta(days=3650)
 # What close waits, in seconds: for a constructor to notice that it was cut, and for the peer to
 # have taken the last bytes.
 GIVE_UP = 5.0
@@ -57,6 +55,7 @@ class GlooPair:
         local_host: numeric address to bind.
         publish: as in ``LinkStore``.
         timeout: seconds that construction may take.
+        stall_timeout: seconds that one operation may take.
     """
 
     def __init__(
@@ -66,6 +65,7 @@ class GlooPair:
         local_host: str,
         publish: Callable[[str, bytes], None],
         timeout: float,
+        stall_timeout: float,
     ) -> None:
         self.store = LinkStore(publish, timeout)
         self._name = name
@@ -80,7 +80,7 @@ class GlooPair:
         self._broadcast = BroadcastOptions()
         self._broadcast.rootRank = 0
         self._broadcast.rootTensor = 0
-        self._broadcast.timeout = NO_TIMEOUT
+        self._broadcast.timeout = datetime.timedelta(seconds=stall_timeout)
 
     def start(self, done: Callable[[BaseException | None], None]) -> None:
         """Construct in a fresh thread (a pool would deadlock when pairs form a ring: F21).
@@ -112,9 +112,12 @@ class GlooPair:
         try:
             group = gloo(PrefixStore(self._name, self.store), self._rank, 2, options)
         except Exception as error:
+            # C++ has flattened what the store raised to a text.
             if self.store.failure is not None:
                 raise self.store.failure from error
             raise
+        finally:
+            del options  # it owns Gloo's listener, and the traceback owns this frame
         try:
             with self._lock:
                 if self._cut is not None:

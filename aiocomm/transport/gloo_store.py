@@ -111,10 +111,9 @@ class LinkStore(Store):
                     return value
                 remaining = self._deadline - time.monotonic()
                 if remaining <= 0:
-                    self.failure = TimeoutError(
-                        f"the peer did not set up its side within {self._timeout:g} s"
-                    )
-                    raise self.failure
+                    text = f"the peer did not set up its side within {self._timeout:g} s"
+                    self.failure = TimeoutError(text)
+                    raise TimeoutError(text)  # another: its traceback leads back to this store
                 self._changed.wait(remaining)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
@@ -165,7 +164,7 @@ class PairRecord:
             (port,) = struct.unpack_from("!H", blob, start + 2)
             numbers = blob[start + address_length :]
             identifiers = struct.unpack(f"={len(numbers) // 8}q", numbers)
-        except struct.error as error:
+        except (struct.error, OverflowError) as error:
             raise RouteError(f"unknown layout of a Gloo address ({len(blob)} bytes)") from error
         if family == socket.AF_INET:
             host = blob[start + 4 : start + 8]
