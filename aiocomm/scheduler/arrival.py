@@ -55,7 +55,9 @@ class Arrival:
             arrival.nbytes += size
             return arrival, size
         if isinstance(body, tuple):
-            return arrival, sum(buffer.numel() for buffer in body)
+            size = sum(buffer.numel() for buffer in body)
+            arrival.nbytes = len(envelope.meta) + size  # the charge leaves large ones out
+            return arrival, size
         return arrival, len(body)
 
     @property

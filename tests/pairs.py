@@ -1,0 +1,68 @@
+"""Two runtimes in one process whose group takes the route that a test names.
+
+``memory`` is what one process takes by itself. For ``link`` and ``gloo`` the dial is made to take
+the socket that it would take between two processes, and bulk is pinned to that route; so the tests
+of what a group promises run on every route without a process of their own. What can only be seen
+between processes is in tests/system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import aiocomm
+from aiocomm import Collective, CollectiveGroup, Options
+from aiocomm.testing import MemoryStore
+
+from .transport.links import apart
+
+ROUTES = ("memory", "link", "gloo")
+MEMBERS = ["a:0", "b:0"]
+EAGER = 1024  # bytes that ride in the envelope, so that little is bulk already
+
+each_route = pytest.mark.parametrize("route", ROUTES)
+each_wire = pytest.mark.parametrize("route", ROUTES[1:])
+
+
+def options_for(route: str, **settings: Any) -> Options:
+    pinned = None if route == "memory" else route
+    return Options(
+        **{"eager_limit": EAGER, "route": pinned, "close_timeout": 5.0, **settings},
+    )
+
+
+@asynccontextmanager
+async def runtimes(route: str, **settings: Any) -> AsyncIterator[tuple[Collective, Collective]]:
+    """The runtimes of a:0 and b:0, on one board."""
+    store, options = MemoryStore(), options_for(route, **settings)
+    with apart("memory" if route == "memory" else "unix"):
+        async with (
+            aiocomm.open("a:0", store=store, options=options) as first,
+            aiocomm.open("b:0", store=store, options=options) as second,
+        ):
+            yield first, second
+
+
+@asynccontextmanager
+async def pair(
+    route: str, **settings: Any
+) -> AsyncIterator[tuple[CollectiveGroup, CollectiveGroup]]:
+    """The two ends of the one group of a:0 and b:0; nothing is connected yet."""
+    async with runtimes(route, **settings) as (first, second):
+        yield first.create_collective_group(MEMBERS), second.create_collective_group(MEMBERS)
+
+
+async def ready(*groups: CollectiveGroup) -> None:
+    await asyncio.gather(*(group.ready() for group in groups))
+
+
+async def until(condition: Any) -> None:
+    """Let the loop turn until the condition holds; for what nothing announces."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
