@@ -14,6 +14,7 @@ given, so the tensors themselves go there and nothing is global).
 from __future__ import annotations
 
 import enum
+import io
 import operator
 import pickle
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import DecodeError, ProtocolError
+from .errors import AiocommError, DecodeError, ProtocolError
 from .payload_bytes import (
     CODES,
     DEVICES,
@@ -35,12 +36,15 @@ from .payload_bytes import (
     tensor_at,
     view_of,
 )
+from .payload_find import where_is
 from .payload_pickle import Refused, Slots, walk
+from .payload_rebuild import empty, own, rebuild, typed
 from .payload_table import (
     PLACED,
     STREAM_IN_BUFFER,
+    Form,
     Table,
-    nbytes_of,
+    is_tensor,
     read_object,
     read_sizes,
     read_tensor,
@@ -69,7 +73,10 @@ STREAM_LIMIT = 64 * 1024
 
 _TENSOR = torch.Tensor
 _UINT8 = torch.uint8
-_PICKLED, _BARE = 0, 1  # forms: a pickle stream, or the one slot itself
+_CONTAINERS: dict[type, Form] = {list: Form.LIST, tuple: Form.TUPLE, dict: Form.DICT}
+_ONLY_STRINGS = {str}
+_ONLY_TENSORS = {_TENSOR}
+_STATE = object.__getstate__  # None without attributes; asking for __dict__ would make one
 
 
 class Kind(enum.IntEnum):
@@ -121,14 +128,51 @@ def pack(obj: object) -> Packed:
     Raises:
         PayloadError: it cannot be sent; the text says what, where and how to mend it.
     """
-    if type(obj) is _TENSOR and not obj.__dict__:
-        return _pack_bare(obj)
+    if type(obj) is _TENSOR and not _STATE(obj):
+        return _pack_tensor(obj, Kind.OBJECT, Form.TENSOR)
+    found = _pack_container(obj)
+    return _pack_any(obj) if found is None else found
+
+
+def _pack_container(obj: Any) -> Packed | None:
+    """The commonest containers of plain tensors, without a pickler's cost for each tensor."""
+    form = _CONTAINERS.get(type(obj))
+    if form is None or not obj:
+        return None
+    tensors: Any = obj
+    if form is Form.DICT:
+        if set(map(type, obj)) != _ONLY_STRINGS:
+            return None
+        tensors = obj.values()
+    if set(map(type, tensors)) != _ONLY_TENSORS:
+        return None
+    tensors = list(tensors)
+    if len(set(map(id, tensors))) != len(tensors) or any(map(_STATE, tensors)):
+        return None  # one tensor in two places must stay one; attributes travel
+    slots = Slots()
+    try:
+        slots.add(tensors)
+    except AiocommError:
+        raise
+    except Refused as refused:
+        where = where_is(refused.tensor, obj)
+        raise refuse(refused.tensor, where, refused.cause) from refused.cause
+    stream = io.BytesIO()
+    if form is Form.DICT:
+        stream.write(pickle.dumps(tuple(obj), 5))
+    return _packed(form, stream, slots)
+
+
+def _pack_any(obj: object) -> Packed:
     stream, slots = walk(obj)
-    device = slots.device
-    if device is not None and device.type != "cpu" and RAW in slots.codes:
+    if slots.device is not None and slots.device.type != "cpu" and RAW in slots.codes:
         # The bytes of other providers lie on the CPU, and one message has one device.
         stream, slots = walk(obj, raw_in_band=True)
-    table = Table(_PICKLED, 0, DEVICES.index(device.type) if device is not None else 0)
+    return _packed(Form.PICKLED, stream, slots)
+
+
+def _packed(form: Form, stream: io.BytesIO, slots: Slots) -> Packed:
+    table = Table(form, device=0 if slots.device is None else DEVICES.index(slots.device.type))
     buffers = _fill(table, slots) if slots.codes else []
     size = stream.tell()
     if size > STREAM_LIMIT and not table.device:
@@ -140,16 +184,11 @@ def pack(obj: object) -> Packed:
     return Packed(Kind.OBJECT, write_object(table), tuple(buffers), sum(table.sizes))
 
 
-def _pack_bare(tensor: torch.Tensor) -> Packed:
-    slots = Slots()
-    try:
-        slots.add(tensor)
-        assert slots.device is not None
-        table = Table(_BARE, 0, DEVICES.index(slots.device.type))
-        buffers = _fill(table, slots)
-    except Refused as refused:
-        raise refuse(tensor, cause=refused.cause) from refused.cause
-    return Packed(Kind.OBJECT, write_object(table), tuple(buffers), slots.nbytes[0])
+def _pack_tensor(tensor: torch.Tensor, kind: Kind, form: Form) -> Packed:
+    buffer = as_bytes(tensor)
+    device = 0 if buffer.is_cpu else DEVICES.index(buffer.device.type)
+    meta = write_tensor(form, device, CODES[tensor.dtype], tensor.shape)
+    return Packed(kind, meta, (buffer,), buffer.nbytes)
 
 
 def _fill(table: Table, slots: Slots) -> list[torch.Tensor]:
@@ -229,10 +268,7 @@ def pack_tensor(tensor: torch.Tensor) -> Packed:
     Raises:
         PayloadError: it cannot be sent; the text says why and how to mend it.
     """
-    buffer = as_bytes(tensor)
-    device = DEVICES.index(buffer.device.type)
-    meta = write_tensor(device, CODES[tensor.dtype], tuple(tensor.shape))
-    return Packed(Kind.TENSOR, meta, (buffer,), buffer.numel())
+    return _pack_tensor(tensor, Kind.TENSOR, Form.BUFFER)
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
@@ -249,7 +285,7 @@ def tensor_spec(meta: bytes | memoryview) -> TensorSpec:
     Raises:
         ProtocolError: the meta is damaged, or there can be no such tensor.
     """
-    device, code, shape, nbytes = read_tensor(meta)
+    device, code, shape, nbytes = read_tensor(Form.BUFFER, meta)
     return TensorSpec(DTYPES[code][0], shape, nbytes, DEVICES[device])
 
 
@@ -260,7 +296,9 @@ def buffer_sizes(kind: Kind, meta: bytes | memoryview) -> tuple[int, ...]:
         ProtocolError: the meta is damaged, or the sizes cannot be.
     """
     if kind is Kind.TENSOR:
-        return (read_tensor(meta)[3],)
+        return (read_tensor(Form.BUFFER, meta)[3],)
+    if is_tensor(meta):
+        return (read_tensor(Form.TENSOR, meta)[3],)
     return read_sizes(meta)
 
 
@@ -275,8 +313,10 @@ def unpack(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
         ProtocolError: the meta is damaged, contradicts itself, or the buffers do not fit it.
         DecodeError: the object cannot be rebuilt here; the cause is chained.
     """
+    if is_tensor(meta):
+        return _unpack_tensor(meta, buffers)
     table = read_object(meta)
-    if tuple(map(_TENSOR.numel, buffers)) != tuple(table.sizes):
+    if tuple(map(_TENSOR.numel, buffers)) != table.sizes:
         raise ProtocolError("the buffers of a message are not those that it describes")
     stream = table.stream
     if table.flags & STREAM_IN_BUFFER:
@@ -284,11 +324,18 @@ def unpack(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
             raise ProtocolError("a message has no buffer for its stream")
         stream = view_of(buffers[-1])
         buffers = buffers[:-1]
-    items = _rebuild(table, buffers) if table.shapes else []
-    if table.form == _BARE and len(items) == 1:
-        return items[0]
-    if table.form != _PICKLED:
-        raise ProtocolError("a message has an unknown form")
+    items = rebuild(table, buffers) if table.shapes else []
+    if table.form is Form.PICKLED:
+        return _load(stream, items)
+    if table.form is Form.DICT:
+        keys = _load(stream, ())
+        if type(keys) is not tuple or len(keys) != len(items):
+            raise ProtocolError("a message has other keys than values")
+        return dict(zip(keys, items, strict=True))
+    return items if table.form is Form.LIST else tuple(items)
+
+
+def _load(stream: bytes | memoryview, items: Sequence[Any]) -> Any:
     try:
         return pickle.loads(stream, buffers=items)
     except Exception as error:
@@ -298,57 +345,10 @@ def unpack(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
         ) from error
 
 
-def _rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
-    # A view of a packed block shares autograd's version counter with its neighbours; `data` does
-    # not.
-    bases = [buffer.data if buffer._is_view() else buffer for buffer in buffers]
-    sizes = table.sizes
-    placed = table.flags & PLACED
-    items: list[Any] = []
-    home = offset = 0
-    for slot, (code, shape) in enumerate(zip(table.codes, table.shapes, strict=True)):
-        nbytes = nbytes_of(code, shape)
-        if not nbytes:
-            items.append(_empty(code, shape, bases, table.device))
-            continue
-        if placed:
-            home, offset = table.homes[slot], table.offsets[slot]
-        if home >= len(bases) or (
-            offset + nbytes > sizes[home] if placed else nbytes != sizes[home]
-        ):
-            raise ProtocolError("a tensor of a message lies outside its buffers")
-        items.append(_item(code, shape, bases[home], offset, nbytes))
-        if not placed:
-            home += 1
-    return items
-
-
-def _item(code: int, shape: tuple[int, ...], base: torch.Tensor, offset: int, nbytes: int) -> Any:
-    if code == RAW:
-        if not base.is_cpu:
-            raise ProtocolError("a message has raw bytes that are not on the CPU")
-        return view_of(base, offset, nbytes)
-    if nbytes != base.numel():
-        base = base[offset : offset + nbytes]
-    dtype = DTYPES[code][0]
-    try:
-        typed = base.view(dtype)
-    except RuntimeError:  # its address there was no multiple of its item size either
-        typed = (
-            torch.frombuffer(view_of(base), dtype=dtype)
-            if base.is_cpu
-            else base.clone().view(dtype)
-        )
-    return typed if len(shape) == 1 else typed.view(shape)
-
-
-def _empty(
-    code: int, shape: tuple[int, ...], bases: Sequence[torch.Tensor], device: int
-) -> torch.Tensor | memoryview:
-    if code == RAW:
-        return memoryview(bytearray())
-    place = bases[0].device if bases else DEVICES[device]
-    try:
-        return torch.empty(0, dtype=_UINT8, device=place).view(DTYPES[code][0]).view(shape)
-    except RuntimeError as error:
-        raise ProtocolError(f"a message has an empty tensor that cannot be: {error}") from error
+def _unpack_tensor(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
+    _, code, shape, nbytes = read_tensor(Form.TENSOR, meta)
+    if len(buffers) != 1 or buffers[0].numel() != nbytes:
+        raise ProtocolError("the buffers of a message are not those that it describes")
+    if not nbytes:
+        return empty(DTYPES[code][0], shape, buffers[0].device)
+    return typed(code, shape, own(buffers[0]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,16 +18,20 @@ from .errors import AiocommError, PayloadError
 from .payload_bytes import CODES, DEVICES, MAX_DIMS, RAW, address_of, is_wrapper, plain, refuse
 from .payload_find import where_is
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _TENSOR = torch.Tensor
 _PARAMETER = torch.nn.Parameter
 _REDUCE: Any = torch.Tensor.__reduce_ex__
 _REDUCE_PARAMETER: Any = torch.nn.Parameter.__reduce_ex__
+_STATE = object.__getstate__  # None without attributes; asking for __dict__ would make one
 _STRIDED = torch.strided
 _CPU = torch.device("cpu")
 
 
 class Slots:
-    """What the pickler puts out of band, in the order in which the stream takes it."""
+    """What leaves the stream, as columns, in the order in which loading takes it."""
 
     __slots__ = ("codes", "device", "nbytes", "owners", "pointers", "shapes")
 
@@ -39,39 +43,44 @@ class Slots:
         self.owners: list[Any] = []  # a tensor, or the memoryview of raw bytes
         self.device: torch.device | None = None
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """Take in a tensor of class ``torch.Tensor``.
+    def add(self, items: Sequence[Any]) -> None:
+        """Take in tensors of class ``torch.Tensor``, and memoryviews of other bytes.
 
         Raises:
-            Refused: it cannot be sent.
+            Refused: a tensor cannot be sent.
+            PayloadError: they are not on one device.
         """
+        codes, shapes, pointers, sizes = self.codes, self.shapes, self.pointers, self.nbytes
+        tensor, device = None, self.device
         try:
-            code = CODES.get(tensor.dtype)
-            if (
-                code is None
-                or tensor.layout is not _STRIDED
-                or not tensor.is_contiguous()
-                or tensor.is_conj()
-                or tensor.is_neg()
-            ):
-                raise Refused(tensor)
-            device = _CPU if tensor.is_cpu else tensor.device
-            if device is not self.device:
-                self._check_device(tensor, device)
-            shape, nbytes, pointer = tensor.shape, tensor.nbytes, tensor.data_ptr()
-            if len(shape) > MAX_DIMS or (nbytes and not pointer):
-                raise Refused(tensor)
+            for tensor in items:  # per tensor, each line here counts
+                if type(tensor) is memoryview:
+                    self._add_raw(tensor)
+                    continue
+                if (
+                    tensor.layout is not _STRIDED
+                    or not tensor.is_contiguous()
+                    or tensor.is_conj()
+                    or tensor.is_neg()
+                ):
+                    raise Refused(tensor)
+                if not tensor.is_cpu or device is not _CPU:
+                    device = self._device_with(tensor)
+                codes.append(CODES[tensor.dtype])
+                shapes.append(tensor.shape)
+                size, pointer = tensor.nbytes, tensor.data_ptr()
+                if (size and not pointer) or tensor.dim() > MAX_DIMS:
+                    raise Refused(tensor)
+                sizes.append(size)
+                pointers.append(pointer)
         except (Refused, PayloadError):
             raise
-        except Exception as error:  # torch cannot say (a functorch wrapper, a lazy module)
+        except Exception as error:  # no code, or torch cannot say (a functorch wrapper)
             raise Refused(tensor, error) from error
-        self.codes.append(code)
-        self.shapes.append(shape)
-        self.pointers.append(pointer)
-        self.nbytes.append(nbytes)
-        self.owners.append(tensor)
+        self.owners.extend(items)
 
-    def _check_device(self, tensor: torch.Tensor, device: torch.device) -> None:
+    def _device_with(self, tensor: torch.Tensor) -> torch.device:
+        device = _CPU if tensor.is_cpu else tensor.device
         if device.type not in DEVICES:
             raise Refused(tensor)
         if self.device is None:
@@ -81,24 +90,21 @@ class Slots:
                 f"the object has tensors on {self.device} and on {device}: move them to one "
                 "device, or send them in two messages"
             )
+        return device
 
-    def add_raw(self, buffer: pickle.PickleBuffer) -> None:
-        """Take in bytes of another provider; the stream says what becomes of them."""
-        view = buffer.raw()
+    def _add_raw(self, view: memoryview) -> None:
         self.codes.append(RAW)
         self.shapes.append((view.nbytes,))
         self.pointers.append(address_of(view))
         self.nbytes.append(view.nbytes)
-        self.owners.append(view)
 
 
 class Refused(Exception):
     """Internal: a tensor that cannot be sent, before its place in the object is known."""
 
-    def __init__(self, tensor: torch.Tensor, cause: Exception | None = None) -> None:
+    def __init__(self, tensor: Any, cause: Exception | None = None) -> None:
         super().__init__()
-        self.tensor = tensor
-        self.origin = tensor  # as it stands in the object
+        self.tensor: torch.Tensor = tensor
         self.cause = cause
 
 
@@ -138,12 +144,13 @@ def restore(tensor: torch.Tensor, state: Any) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    _slots: Slots
+    _taken: list[Any]
+    _origins: dict[int, torch.Tensor]  # of what was taken in place of a tensor of another class
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is _TENSOR:
-            self._slots.add(obj)
-            if not obj.__dict__:
+            self._taken.append(obj)
+            if not _STATE(obj):
                 return as_sent, (_MARK,)
             reduced: tuple[Any, ...] | None = (as_sent, (_MARK,))
         elif isinstance(obj, _TENSOR):
@@ -152,7 +159,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if reduced is None:
             return NotImplemented
-        state = object.__getstate__(obj)
+        state = _STATE(obj)
         return (*reduced, state, None, None, restore) if state else reduced
 
     def _reduce_subclass(self, obj: torch.Tensor) -> tuple[Any, ...] | None:
@@ -160,11 +167,9 @@ class _Pickler(pickle.Pickler):
         is_parameter = cls.__reduce_ex__ is _REDUCE_PARAMETER
         if not is_parameter and (cls.__reduce_ex__ is not _REDUCE or is_wrapper(obj)):
             return None  # it knows best, and what it consists of comes here again
-        try:
-            self._slots.add(plain(obj))
-        except Refused as refused:
-            refused.origin = obj
-            raise
+        taken = plain(obj)
+        self._taken.append(taken)
+        self._origins[id(taken)] = obj
         if cls is _PARAMETER:
             return as_parameter, (_MARK, obj.requires_grad)
         if is_parameter:
@@ -185,31 +190,34 @@ def walk(obj: object, *, raw_in_band: bool = False) -> tuple[io.BytesIO, Slots]:
     Raises:
         PayloadError: a tensor in it cannot be sent, or pickle cannot take it.
     """
-    slots = Slots()
-    add_raw = slots.add_raw
+    taken: list[Any] = []
 
     def take(buffer: pickle.PickleBuffer) -> bool:
-        if buffer is _MARK:
-            return False
-        if raw_in_band:
-            return True
-        add_raw(buffer)
+        if buffer is not _MARK:
+            if raw_in_band:
+                return True
+            taken.append(buffer.raw())
         return False
 
     stream = io.BytesIO()
     pickler = _Pickler(stream, 5, buffer_callback=take)
-    pickler._slots = slots
+    pickler._taken = taken
+    pickler._origins = {}
     try:
         pickler.dump(obj)
     except AiocommError:
         raise
-    except Refused as refused:
-        raise refuse(
-            refused.tensor, where_is(refused.origin, obj), refused.cause
-        ) from refused.cause
     except Exception as error:
         raise PayloadError(
             f"the object cannot be pickled ({type(error).__name__}: {error}): send data that "
             "pickle can take, and classes and functions that the peer can import"
         ) from error
+    slots = Slots()
+    if taken:
+        try:
+            slots.add(taken)
+        except Refused as refused:
+            tensor = refused.tensor
+            where = where_is(pickler._origins.get(id(tensor), tensor), obj)
+            raise refuse(tensor, where, refused.cause) from refused.cause
     return stream, slots

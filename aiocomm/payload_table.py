@@ -8,13 +8,14 @@ whoever knows the group's secret may run code here anyway.
 
 from __future__ import annotations
 
+import enum
 import math
 import struct
 import zlib
 from dataclasses import dataclass, field
 
 from .errors import PayloadError, ProtocolError
-from .payload_bytes import DEVICES, DTYPES, RAW
+from .payload_bytes import DEVICES, DTYPES, MAX_DIMS, RAW
 
 MAX_META = 16 * 1024 * 1024
 MAX_BYTES = (1 << 63) - 1  # of a message, and of any size, offset or dimension in it
@@ -24,8 +25,24 @@ PLACED = 2  # slots name their buffer and offset; else each takes the next buffe
 
 _CRC = struct.Struct("<I")
 _OBJECT = struct.Struct("<BBBBIII")  # form, flags, device, 0, buffers, slots, dims of all slots
-_TENSOR = struct.Struct("<BBB")  # device, dtype, dims
+_TENSOR = struct.Struct("<BBBB")  # form, device, dtype, dims
 _START = _CRC.size + _OBJECT.size
+_TENSOR_START = _CRC.size + _TENSOR.size
+_TENSOR_FORMATS = tuple(f"<BBBB{rank}Q" for rank in range(MAX_DIMS + 1))
+
+
+class Form(enum.IntEnum):
+    """What a meta describes; the first byte after the checksum."""
+
+    BUFFER = 1  # a tensor for recv_tensor
+    TENSOR = 2  # an object that is one tensor
+    PICKLED = 3  # the stream is the object
+    LIST = 4  # of the slots; the stream is empty
+    TUPLE = 5
+    DICT = 6  # of the slots; the stream is the tuple of the keys
+
+
+_FORMS = {form.value: form for form in (Form.PICKLED, Form.LIST, Form.TUPLE, Form.DICT)}
 
 
 @dataclass(slots=True)
@@ -35,7 +52,7 @@ class Table:
     A slot is what the pickle stream takes out of band: a tensor, or raw bytes (``RAW``).
     """
 
-    form: int = 0
+    form: Form
     flags: int = 0
     device: int = 0
     sizes: list[int] | tuple[int, ...] = ()  # of the buffers
@@ -92,7 +109,9 @@ def read_sizes(meta: bytes | memoryview) -> tuple[int, ...]:
         ProtocolError: they cannot be.
     """
     view = _unseal(meta, _START)
-    count = _OBJECT.unpack_from(view, _CRC.size)[4]
+    form, _, _, _, count, _, _ = _OBJECT.unpack_from(view, _CRC.size)
+    if form not in _FORMS:
+        raise ProtocolError("a message has an unknown form")
     return _sizes(view, count)
 
 
@@ -115,12 +134,12 @@ def read_object(meta: bytes | memoryview) -> Table:
     """
     view = _unseal(meta, _START)
     form, flags, device, _, count, slots, total = _OBJECT.unpack_from(view, _CRC.size)
-    if device >= len(DEVICES) or flags & ~(STREAM_IN_BUFFER | PLACED):
-        raise ProtocolError("the description of a message has an unknown device or flag")
+    if form not in _FORMS or device >= len(DEVICES) or flags & ~(STREAM_IN_BUFFER | PLACED):
+        raise ProtocolError("a message has an unknown form, device or flag")
     if not slots and not count:
         if total or flags:
             raise ProtocolError("the description of a message contradicts itself")
-        return Table(form, flags, device, stream=view[_START:])
+        return Table(_FORMS[form], flags, device, stream=view[_START:])
     sizes = _sizes(view, count)
     at = _START + 8 * count
     placed = 12 * slots if flags & PLACED else 0
@@ -143,7 +162,7 @@ def read_object(meta: bytes | memoryview) -> Table:
     for rank in ranks:
         shapes.append(dims[at : at + rank])
         at += rank
-    return Table(form, flags, device, sizes, codes, shapes, homes, offsets, view[end:])
+    return Table(_FORMS[form], flags, device, sizes, codes, shapes, homes, offsets, view[end:])
 
 
 def nbytes_of(code: int, shape: tuple[int, ...]) -> int:
@@ -163,25 +182,34 @@ def nbytes_of(code: int, shape: tuple[int, ...]) -> int:
     return nbytes
 
 
-def write_tensor(device: int, code: int, shape: tuple[int, ...]) -> bytes:
-    """The meta of a message that is one tensor."""
+def write_tensor(form: Form, device: int, code: int, shape: tuple[int, ...]) -> bytes:
+    """The meta of a message that is one tensor, in one buffer."""
     rank = len(shape)
-    return _seal(_TENSOR.pack(device, code, rank) + struct.pack(f"<{rank}Q", *shape))
+    return _seal(struct.pack(_TENSOR_FORMATS[rank], form, device, code, rank, *shape))
 
 
-def read_tensor(meta: bytes | memoryview) -> tuple[int, int, tuple[int, ...], int]:
+def is_tensor(meta: bytes | memoryview) -> bool:
+    """Whether an object is one tensor and nothing else; then ``read_tensor`` reads it."""
+    return len(meta) > _CRC.size and meta[_CRC.size] == Form.TENSOR
+
+
+def read_tensor(form: Form, meta: bytes | memoryview) -> tuple[int, int, tuple[int, ...], int]:
     """Device, dtype's number, shape and bytes of a message that is one tensor.
 
     Raises:
         ProtocolError: the meta is damaged, or there can be no such tensor.
     """
-    start = _CRC.size + _TENSOR.size
-    view = _unseal(meta, start)
-    device, code, rank = _TENSOR.unpack_from(view, _CRC.size)
-    if len(view) != start + 8 * rank or device >= len(DEVICES) or code == RAW:
+    view = _unseal(meta, _TENSOR_START)
+    found, device, code, rank = _TENSOR.unpack_from(view, _CRC.size)
+    if (
+        found != form
+        or len(view) != _TENSOR_START + 8 * rank
+        or device >= len(DEVICES)
+        or code == RAW
+    ):
         raise ProtocolError("the description of a tensor contradicts itself")
-    shape = struct.unpack_from(f"<{rank}Q", view, start)
+    shape = struct.unpack_from(f"<{rank}Q", view, _TENSOR_START)
     nbytes = nbytes_of(code, shape)
-    if max(shape, default=0) > MAX_BYTES:
+    if not nbytes and max(shape) > MAX_BYTES:
         raise ProtocolError("a tensor has a dimension that cannot be")
     return device, code, shape, nbytes

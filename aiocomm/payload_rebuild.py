@@ -1,0 +1,112 @@
+"""What lies in the buffers of a message, made into tensors and memoryviews without a copy.
+
+Knows the table and the buffers, not the object that they belong to. Believes neither: a slot
+outside its buffer is an error before anything is made of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import ProtocolError
+from .payload_bytes import DEVICES, DTYPES, RAW, view_of
+from .payload_table import PLACED, Table, nbytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_UINT8 = torch.uint8
+
+
+def own(buffer: torch.Tensor) -> torch.Tensor:
+    """A tensor over the buffer's memory that autograd takes for nobody's view.
+
+    A view of a packed block shares its version counter with its neighbours, and a change of one
+    would count as a change of all.
+    """
+    return buffer.data if buffer._is_view() else buffer
+
+
+def rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
+    """The slots of a message as tensors and memoryviews, in order.
+
+    Args:
+        table: what the meta says.
+        buffers: as many and as large as the table says, without that of the stream.
+
+    Raises:
+        ProtocolError: the slots do not fit the buffers.
+    """
+    if table.flags & PLACED:
+        return _shared(table, buffers)
+    items: list[Any] = []
+    home, count, sizes = 0, len(buffers), table.sizes
+    for code, shape in zip(table.codes, table.shapes, strict=True):
+        nbytes = nbytes_of(code, shape)
+        if not nbytes:
+            items.append(_empty_item(code, shape, buffers, table.device))
+            continue
+        if home >= count or sizes[home] != nbytes:
+            raise ProtocolError("the tensors of a message do not fit its buffers")
+        base = own(buffers[home])
+        home += 1
+        items.append(typed(code, shape, base) if code else _raw(base, 0, nbytes))
+    if home != count:
+        raise ProtocolError("a message has more buffers than it uses")
+    return items
+
+
+def _shared(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
+    bases = [own(buffer) for buffer in buffers]
+    items: list[Any] = []
+    columns = zip(table.codes, table.shapes, table.homes, table.offsets, strict=True)
+    for code, shape, home, offset in columns:
+        nbytes = nbytes_of(code, shape)
+        if not nbytes:
+            items.append(_empty_item(code, shape, buffers, table.device))
+            continue
+        if home >= len(bases) or offset + nbytes > table.sizes[home]:
+            raise ProtocolError("a tensor of a message lies outside its buffers")
+        base = bases[home]
+        if code == RAW:
+            items.append(_raw(base, offset, nbytes))
+        else:
+            items.append(typed(code, shape, base[offset : offset + nbytes]))
+    return items
+
+
+def typed(code: int, shape: tuple[int, ...], base: torch.Tensor) -> torch.Tensor:
+    """Exactly the bytes of a tensor as that tensor."""
+    dtype = DTYPES[code][0]
+    try:
+        tensor = base.view(dtype)
+    except RuntimeError:  # at an address that is no multiple of its item size, as at the sender
+        tensor = (
+            torch.frombuffer(view_of(base), dtype=dtype)
+            if base.is_cpu
+            else base.clone().view(dtype)
+        )
+    return tensor if len(shape) == 1 else tensor.view(shape)
+
+
+def _raw(base: torch.Tensor, offset: int, nbytes: int) -> memoryview:
+    if not base.is_cpu:
+        raise ProtocolError("a message has raw bytes that are not on the CPU")
+    return view_of(base, offset, nbytes)
+
+
+def _empty_item(
+    code: int, shape: tuple[int, ...], buffers: Sequence[torch.Tensor], device: int
+) -> torch.Tensor | memoryview:
+    if code == RAW:
+        return memoryview(bytearray())
+    return empty(DTYPES[code][0], shape, buffers[0].device if buffers else DEVICES[device])
+
+
+def empty(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device | str) -> torch.Tensor:
+    try:  # torch.empty would warn of some dtypes
+        return torch.empty(0, dtype=_UINT8, device=device).view(dtype).view(shape)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ProtocolError(f"a message has an empty tensor that cannot be: {error}") from error
