@@ -1,4 +1,4 @@
-"""Handles of operations under way: awaited in a loop, waited for in threads, chained by ``then``."""
+"""Handles of operations under way: awaited in a loop, waited for in threads, chained together."""
 
 from __future__ import annotations
 

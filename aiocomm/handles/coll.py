@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..errors import UsageError
 from ..transport.completion import watch
@@ -39,7 +39,11 @@ class AsyncCollWork(AsyncWork[T]):
     Cancellation: the operations go on, their end is ignored. The buffers are in use until then.
     """
 
-    def __init__(self, works: dist.Work | Sequence[dist.Work], result: T | None = None) -> None:
+    @overload
+    def __init__(self: AsyncCollWork[None], works: dist.Work | Sequence[dist.Work]) -> None: ...
+    @overload
+    def __init__(self, works: dist.Work | Sequence[dist.Work], result: T) -> None: ...
+    def __init__(self, works: dist.Work | Sequence[dist.Work], result: Any = None) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(loop=loop)
         listed = list(works) if isinstance(works, Sequence) else [works]
@@ -49,16 +53,17 @@ class AsyncCollWork(AsyncWork[T]):
         self._works = listed
         self._error: BaseException | None = None
         self._left = len(listed)
-        ends = [watch(work, loop) for work in listed]
-        for end in ends:
-            end.add_done_callback(self._ended)
-        if not ends:
-            self._finish(result)  # type: ignore[arg-type]
+        for work in listed:
+            watch(work, loop).add_done_callback(self._ended)
+        if not listed:
+            self._finish(result)
 
     def _ended(self, end: asyncio.Future[Any]) -> None:
         error = end.exception()
-        if error is not None and self._error is None:
+        if self._error is None:
             self._error = error
+        elif error is not None:
+            self._error.add_note(f"another of the operations failed too: {error}")
         self._left -= 1
         if self._left:
             return
@@ -68,7 +73,7 @@ class AsyncCollWork(AsyncWork[T]):
         if error is not None:
             self._fail(error)
         else:
-            self._finish(result)  # type: ignore[arg-type]
+            self._finish(result)
 
     def _state_text(self) -> str:
         state = super()._state_text()

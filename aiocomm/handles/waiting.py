@@ -46,6 +46,8 @@ def block_until_done(
         if not loop.is_closed():
             raise
         raise ClosedError("the event loop of the work is closed: it can never complete") from error
+    if loop.is_closed():
+        bell.ring()  # asyncio may take the call just after it has thrown away all others
     if bell.wait(timeout):
         return True
     with contextlib.suppress(RuntimeError):  # closed in this moment: nothing to take down
