@@ -107,7 +107,7 @@ class Shell:
 
     def give_back(self, message: Incoming) -> None:
         del self.delivered[message]
-        message.owner.body = message.sequence
+        message.owner.body, message.owner.prefetched = message.sequence, False
         self.line = sorted([*self.line, message], key=lambda each: each.sequence)
         self._carry_out(self.order.give_back(message))
 
