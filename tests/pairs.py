@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import torch
 
 import aiocomm
 from aiocomm import Collective, CollectiveGroup, Options
@@ -25,8 +26,16 @@ ROUTES = ("memory", "link", "gloo")
 MEMBERS = ["a:0", "b:0"]
 EAGER = 1024  # bytes that ride in the envelope, so that little is bulk already
 
+SMALL, LARGE = 10, 4 * EAGER  # elements of uint8: in the envelope, in bulk
+
+each_size = pytest.mark.parametrize("size", [SMALL, LARGE], ids=["eager", "bulk"])
 each_route = pytest.mark.parametrize("route", ROUTES)
 each_wire = pytest.mark.parametrize("route", ROUTES[1:])
+
+
+def ramp(size: int, start: int = 0) -> torch.Tensor:
+    """A uint8 tensor whose bytes tell where they belong."""
+    return ((torch.arange(size) + start) % 251).to(torch.uint8)
 
 
 def options_for(route: str, **settings: Any) -> Options:
@@ -64,5 +73,5 @@ async def ready(*groups: CollectiveGroup) -> None:
 async def until(condition: Any) -> None:
     """Let the loop turn until the condition holds; for what nothing announces."""
     async with asyncio.timeout(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)

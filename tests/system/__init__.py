@@ -1,0 +1,1 @@
+"""Whole runtimes together, most of them in processes of their own."""
