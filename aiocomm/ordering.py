@@ -300,8 +300,6 @@ class RecvOrder:
             actions.append(Mismatch(post, message))
             if message.state is ARRIVED:
                 actions.append(Discard(message))
-            else:
-                self._begun -= 1
             self._drop(message)
         elif message.state is not READY:
             return False
@@ -314,9 +312,10 @@ class RecvOrder:
             actions.append(Deliver(post, message))
             message.state = TAKEN
             post.holds = None  # no cycle of the two; ``into`` tells the shell where the bytes are
-            self._begun -= 1
             self._free(message)
         self._messages.popleft()
+        if self._begun:  # an inline one behind what was discarded just now is not counted yet
+            self._begun -= 1
         del self._posts[post]
         post.state = GONE
         if not message.credited:

@@ -336,6 +336,17 @@ def test_dropped_moves_count_against_the_limit_and_the_budget_until_they_end() -
     assert waiting.state.name == "MOVING"
 
 
+def test_inline_message_behind_a_discarded_one_is_served_in_the_same_breath() -> None:
+    shell = Shell()
+    posts = [shell.post(kind) for kind in ("obj", "tensor", "obj")]
+    moving, _ = (shell.arrive(size=LARGE, bulk=True) for _ in range(2))
+    inline = shell.arrive()
+    shell.end(moving)
+    assert shell.told == ["Transfer", "Deliver", "Mismatch", "Discard", "Credit", "Deliver"]
+    assert shell.delivered == {moving: posts[0], inline: posts[2]}
+    assert shell.arrive(size=LARGE, bulk=True).state is State.MOVING
+
+
 def test_failed_drain_of_a_dropped_message_ends_the_direction_and_keeps_what_is_whole() -> None:
     shell = Shell()
     dropped = shell.arrive(size=LARGE, bulk=True)
