@@ -202,9 +202,19 @@ class BulkRoutes:
 
     # --- the receiving end ---
 
-    async def _accept(self, name: str) -> None:
+    def _accept(self, name: str) -> None:
+        # Made here and now, not in the task: the peer's keys may be in the very next frame.
         try:
             route = self._make(name, End.RECEIVING)
+        except AiocommError as error:
+            self._tell(Step.FAILED, name, str(error))
+            return
+        task = self._runtime.loop.create_task(self._open_accepted(name, route))
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
+
+    async def _open_accepted(self, name: str, route: Route) -> None:
+        try:
             await route.open()
         except AiocommError as error:
             self._tell(Step.FAILED, name, str(error))
@@ -247,9 +257,7 @@ class BulkRoutes:
         except (IndexError, ValueError) as error:
             raise ProtocolError("a route frame of the peer cannot be read") from error
         if step is Step.OPEN:
-            task = self._runtime.loop.create_task(self._accept(name))
-            self._accepting.add(task)
-            task.add_done_callback(self._accepting.discard)
+            self._accept(name)
         elif step is Step.BROKEN:
             end = End.RECEIVING if reason.startswith("SENDING") else End.SENDING
             self.sever(end)

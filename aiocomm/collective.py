@@ -162,8 +162,6 @@ class Collective:
         try:
             await asyncio.gather(*(each.session.close(drain=drain) for each in cached))
             await asyncio.gather(*self._ending)
-            if self._connector is not None:
-                await self._connector.withdraw()
         finally:
             if self._listener is not None:
                 await self._listener.aclose()

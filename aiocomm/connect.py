@@ -16,10 +16,8 @@ from .errors import (
     HandshakeError,
     NetworkError,
     PeerLostError,
-    ProtocolError,
     Refusal,
     RefusedError,
-    RendezvousError,
     RendezvousTimeout,
 )
 from .transport.base import Hello
@@ -72,20 +70,6 @@ class Connector:
         Cancellation: safe; the record may be there or not.
         """
         await self._store.set(_record_key(self._address), endpoint.to_bytes())
-
-    async def withdraw(self) -> None:
-        """Take the record back, unless a successor has written its own.
-
-        Cancellation: safe.
-        """
-        key = _record_key(self._address)
-        try:
-            record = Endpoint.from_bytes(await self._store.get(key, 0.0))
-            if record.incarnation == self._incarnation:
-                await self._store.delete(key)
-        except (RendezvousError, ProtocolError) as error:
-            # The board may have gone first: then there is nothing to take back.
-            log.debug("the record of %s was not withdrawn: %s", self._address, error)
 
     async def connect(self, peer: WorkerAddress, group: str) -> Link:
         """Wait for the peer to appear, and dial it.
