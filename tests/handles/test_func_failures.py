@@ -178,3 +178,16 @@ def test_keyboard_interrupt_ends_the_loop_and_fails_the_work(loop_name: str) -> 
         loop.run_forever()
     assert isinstance(branches[0].exception(), KeyboardInterrupt)
     loop.close()
+
+
+@pytest.mark.asyncio
+async def test_a_branch_does_not_show_the_frames_of_who_awaited_before_it() -> None:
+    work = done_soon().then(boom)
+    task = asyncio.create_task(work.async_wait())
+    await asyncio.sleep(0)
+    branch = work.then(str)
+    await asyncio.wait([task, branch])
+    with pytest.raises(ValueError, match="boom") as caught:
+        await branch
+    assert "async_wait" not in [entry.name for entry in caught.traceback]
+    assert isinstance(task.exception(), ValueError)
