@@ -329,8 +329,12 @@ def unpack(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
         return _load(stream, items)
     if table.form is Form.DICT:
         keys = _load(stream, ())
-        if type(keys) is not tuple or len(keys) != len(items):
-            raise ProtocolError("a message has other keys than values")
+        if (
+            type(keys) is not tuple
+            or len(keys) != len(items)
+            or set(map(type, keys)) != _ONLY_STRINGS
+        ):
+            raise ProtocolError("the keys of a message do not fit its values")
         return dict(zip(keys, items, strict=True))
     return items if table.form is Form.LIST else tuple(items)
 
