@@ -6,6 +6,7 @@ and holds each one to a model of two plain lists: the first live post gets the f
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,3 +232,12 @@ class Shell:
             self.credited.add(message)
             self.owed[0] += 1
             self.owed[1] += message.charge
+
+
+def snapshot(order: RecvOrder, *entries: Post | Incoming | None) -> list[dict[str, Any]]:
+    """All that an event could change."""
+    state = {
+        name: list(value) if isinstance(value, dict | deque) else value
+        for name, value in vars(order).items()
+    }
+    return [state, *({n: getattr(e, n) for n in e.__slots__} for e in entries if e)]

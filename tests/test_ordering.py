@@ -14,7 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aiocomm.entries import Incoming, Post, State
 from aiocomm.ordering import IllegalTransition, RecvOrder
 
-from .receiving import BUDGET, LARGE, LIMIT, SMALL, WINDOW_BYTES, WINDOW_MESSAGES, Shell, Side
+from .receiving import (
+    BUDGET,
+    LARGE,
+    LIMIT,
+    SMALL,
+    WINDOW_BYTES,
+    WINDOW_MESSAGES,
+    Shell,
+    Side,
+    snapshot,
+)
 
 KINDS = st.sampled_from(["obj", "obj", "obj", "tensor"])
 
@@ -211,14 +221,6 @@ LEGAL = {
     "give_back": {"TAKEN"},
     "arrive": set(),
 }
-
-
-def snapshot(order: RecvOrder, *entries: Any) -> list[Any]:
-    return [
-        {name: list(value) if isinstance(value, dict | list) else repr(value)
-         for name, value in vars(order).items()},
-        *[{name: getattr(entry, name) for name in entry.__slots__} for entry in entries if entry],
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("event", LEGAL)
