@@ -241,3 +241,30 @@ def snapshot(order: RecvOrder, *entries: Post | Incoming | None) -> list[dict[st
         for name, value in vars(order).items()
     }
     return [state, *({n: getattr(e, n) for n in e.__slots__} for e in entries if e)]
+
+
+def shell_at(state: str) -> tuple[Shell, Incoming, Post | None]:
+    """A message in this state, and the post whose buffer it has to do with, if any."""
+    shell = Shell()
+    if state == "ARRIVED":
+        return shell, shell.arrive(size=BUDGET + 1, bulk=True), None
+    if state == "READY":
+        return shell, shell.arrive("tensor", LARGE), None
+    if state == "TAKEN":
+        post = shell.post()
+        return shell, shell.arrive(), post
+    if state == "COPYING":
+        message = shell.arrive("tensor", LARGE)
+        return shell, message, shell.post("tensor", buffer=True)
+    post = shell.post("tensor", buffer=True)
+    message = shell.arrive("tensor", LARGE, bulk=True)
+    if state in ("LEAVING", "READY, post cancelled"):
+        shell.cancel(post)
+        shell.end(message)
+    elif state == "DROPPED":
+        shell.lose(keep_moving=False)
+    elif state == "GONE":
+        shell.lose(keep_moving=False)
+        shell.end(message)
+    assert message.state.name == state
+    return shell, message, post

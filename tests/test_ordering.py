@@ -23,6 +23,7 @@ from .receiving import (
     WINDOW_MESSAGES,
     Shell,
     Side,
+    shell_at,
     snapshot,
 )
 
@@ -134,33 +135,6 @@ TestSchedules.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 # --- the table, row by row ---
-
-
-def shell_at(state: str) -> tuple[Shell, Incoming, Post | None]:
-    """A message in this state, and the post whose buffer it has to do with, if any."""
-    shell = Shell()
-    if state == "ARRIVED":
-        return shell, shell.arrive(size=BUDGET + 1, bulk=True), None
-    if state == "READY":
-        return shell, shell.arrive("tensor", LARGE), None
-    if state == "TAKEN":
-        post = shell.post()
-        return shell, shell.arrive(), post
-    if state == "COPYING":
-        message = shell.arrive("tensor", LARGE)
-        return shell, message, shell.post("tensor", buffer=True)
-    post = shell.post("tensor", buffer=True)
-    message = shell.arrive("tensor", LARGE, bulk=True)
-    if state in ("LEAVING", "READY, post cancelled"):
-        shell.cancel(post)
-        shell.end(message)
-    elif state == "DROPPED":
-        shell.lose(keep_moving=False)
-    elif state == "GONE":
-        shell.lose(keep_moving=False)
-        shell.end(message)
-    assert message.state.name == state
-    return shell, message, post
 
 
 @pytest.mark.parametrize(
