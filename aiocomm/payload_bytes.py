@@ -160,8 +160,13 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
             empty = torch.empty(0, dtype=UINT8, device=tensor.device)
             return empty.set_(tensor.untyped_storage(), start, (size,), (1,))
     if tensor.dim() != 1:
-        tensor = tensor.view(-1)
-    return tensor.view(UINT8)
+        tensor = tensor.ravel()  # contiguous: a view, and the quickest way to it
+    try:
+        return tensor.view(UINT8)
+    except RuntimeError:  # one element whose stride is not 1, yet contiguous
+        if tensor.numel() != 1:
+            raise
+        return tensor.as_strided((1,), (1,)).view(UINT8)
 
 
 # --- memory by address ---

@@ -88,7 +88,8 @@ def typed(code: int, shape: tuple[int, ...], base: torch.Tensor) -> torch.Tensor
             if base.is_cpu
             else base.clone().view(dtype)
         )
-    return tensor if len(shape) == 1 else tensor.view(shape)
+    # Of a contiguous tensor that is a view, and quicker than asking for one.
+    return tensor if len(shape) == 1 else torch.reshape(tensor, shape)
 
 
 def _raw(base: torch.Tensor, offset: int, nbytes: int) -> memoryview:

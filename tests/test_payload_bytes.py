@@ -64,8 +64,10 @@ def test_bytes_are_the_tensors_own_memory() -> None:
         torch.ones(4, requires_grad=True),
         torch.nn.Parameter(torch.ones(2, 2)),
         torch.ones(4)[1:3],
+        torch.ones(10)[::5][:1],
+        torch.ones(10, 10)[::5, ::7][:1, :1],
     ],
-    ids=["0-dim", "empty", "empty 3-d", "grad", "parameter", "slice"],
+    ids=["0-dim", "empty", "empty 3-d", "grad", "parameter", "slice", "one of every 5", "one 2-d"],
 )
 def test_shapes_of_bytes(tensor: torch.Tensor) -> None:
     seen = as_bytes(tensor)
