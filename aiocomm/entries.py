@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 
 class State(enum.Enum):
@@ -37,7 +38,7 @@ class IllegalTransition(Exception):
 class Outgoing:
     """One message to send. ``charge``: bytes it takes of the peer's window (little for bulk)."""
 
-    owner: object
+    owner: Any
     charge: int = 0
     slow: bool = False  # starting it takes time: nobody else starts until ``started``
     sequence: int = -1
@@ -48,7 +49,7 @@ class Outgoing:
 class Post:
     """One call of recv. ``in_place``: it brought a buffer of its own."""
 
-    owner: object
+    owner: Any
     in_place: bool = False
     state: State = State.NEW
     holds: Incoming | None = None  # the message that moves, or lies, in its buffer
@@ -58,7 +59,7 @@ class Post:
 class Incoming:
     """One message that arrived: ``size`` bytes of body, ``charge`` bytes of window taken."""
 
-    owner: object
+    owner: Any
     sequence: int
     size: int
     charge: int

@@ -81,10 +81,11 @@ class CollectiveGroup:
 
         Cancellation: of the work: see ``SendWork``.
         """
-        _only_async(async_op)
+        if not async_op:
+            raise _would_block()
         packed = pack(obj)
         work = SendWork(loop=self._runtime.loop)
-        self._session.enter(lambda: self._session.sending.submit(work, packed), work)
+        self._session.enter(self._session.sending.submit, work, packed)
         return work
 
     def recv(self, async_op: bool = True) -> AsyncWork[Any]:
@@ -102,9 +103,10 @@ class CollectiveGroup:
 
         Cancellation: of the work: loses no message, see ``RecvWork``.
         """
-        _only_async(async_op)
+        if not async_op:
+            raise _would_block()
         work = RecvWork(loop=self._runtime.loop)
-        self._session.enter(lambda: self._session.receiving.submit(work), work)
+        self._session.enter(self._session.receiving.submit, work)
         return work
 
     def send_tensor(self, tensor: torch.Tensor, async_op: bool = True) -> AsyncWork[None]:
@@ -125,10 +127,11 @@ class CollectiveGroup:
 
         Cancellation: of the work: see ``SendWork``.
         """
-        _only_async(async_op)
+        if not async_op:
+            raise _would_block()
         packed = pack_tensor(tensor)
         work = SendWork(loop=self._runtime.loop)
-        self._session.enter(lambda: self._session.sending.submit(work, packed), work)
+        self._session.enter(self._session.sending.submit, work, packed)
         return work
 
     def recv_tensor(self, tensor: torch.Tensor, async_op: bool = True) -> AsyncWork[torch.Tensor]:
@@ -150,11 +153,12 @@ class CollectiveGroup:
 
         Cancellation: of the work: loses no message, see ``RecvWork``.
         """
-        _only_async(async_op)
+        if not async_op:
+            raise _would_block()
         as_bytes(tensor)  # refuses what cannot be written to as bytes
         work = RecvWork(loop=self._runtime.loop)
         work._buffer, work._spec = tensor, spec_of(tensor)
-        self._session.enter(lambda: self._session.receiving.submit(work), work)
+        self._session.enter(self._session.receiving.submit, work)
         return work
 
     async def ready(self) -> None:
@@ -202,9 +206,8 @@ class CollectiveGroup:
         await asyncio.shield(self._session.close(drain=False))
 
 
-def _only_async(async_op: bool) -> None:
-    if not async_op:
-        raise UsageError(
-            "async_op=False would stop the event loop: await the work, or use the same call of "
-            "aiocomm.blocking.CollectiveGroup"
-        )
+def _would_block() -> UsageError:
+    return UsageError(
+        "async_op=False would stop the event loop: await the work, or use the same call of "
+        "aiocomm.blocking.CollectiveGroup"
+    )

@@ -55,6 +55,11 @@ class Runtime:
         self._copier: ThreadPoolExecutor | None = None
         _open.add(self)
 
+    @property
+    def here(self) -> bool:
+        """Whether a call may go straight through: on the loop, with nobody before it."""
+        return _get_running_loop() is self.loop and not self._entries and self._refusal is None
+
     def enter(self, entry: Callable[[], None], failed: Callable[[AiocommError], object]) -> None:
         """Run ``entry()`` on the loop, in the order of the calls of ``enter``.
 

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
     from ..transport.base import Frame, Link, Route
 
+# Python 3.11 takes 60 ns to find a member in its enum, and 5 to find a global.
+TENSOR = Kind.TENSOR
+
 MOVING_LIMIT = 4
 """Bulk messages on the move at a time: enough to hide the loop's turn between two of them."""
 
@@ -118,9 +121,10 @@ class RecvLane:
             window_bytes=options.window_bytes,
         )
         self._actions: deque[RecvAction] = deque()
+        self._quiet = False  # failures that nobody retrieves are no news
         self._broke: list[Incoming] = []  # their transfers failed; until it is known why
         self._performing = False
-        self._settled = asyncio.Event()
+        self._settling: asyncio.Event | None = None
         self._link: Link | None = None
         self._error: AiocommError | None = None
         self._route: Route | None = None
@@ -154,7 +158,7 @@ class RecvLane:
 
     def give_back(self, work: RecvWork, message: Incoming) -> None:
         """A delivered message was not taken: it is first in line again."""
-        arrival = _arrival_of(message)
+        arrival = message.owner
         if work._buffer is None:
             arrival.value = AsyncWork.result(work)
         elif message.into is work._entry:
@@ -206,37 +210,41 @@ class RecvLane:
         Cancellation: safe.
         """
         if self._order.moving:
-            self._settled.clear()
-            await self._settled.wait()
+            self._settling = asyncio.Event()
+            await self._settling.wait()
 
     def close(self, error: ClosedError) -> None:
         """Closed on this side: calls that wait fail, quietly."""
         self._error = error
-        for post in self._order.close():
-            _work_of(post)._fail(error, quiet=True)
-        self._settled.set()
+        self._quiet = True
+        for message in self._broke:
+            self._perform(self._order.fail(message))
+        self._perform([Fail(post) for post in self._order.close()])
 
     # --- carrying out what the order says ---
 
     def _perform(self, actions: Iterable[RecvAction]) -> None:
         # Rebuilding an object may run the user's code, which may call recv: then the outer call
         # carries the new actions out after its own.
-        self._actions.extend(actions)
         if self._performing:
+            self._actions.extend(actions)
             return
         self._performing = True
         try:
+            for action in actions:
+                self._HANDLERS[type(action)](self, action)
             while self._actions:
                 action = self._actions.popleft()
                 self._HANDLERS[type(action)](self, action)
         finally:
             self._performing = False
-        if not self._order.moving:
-            self._settled.set()
+        if self._settling is not None and not self._order.moving:
+            self._settling.set()
 
     def _deliver(self, action: Deliver) -> None:
-        work, message = _work_of(action.post), action.message
-        arrival = _arrival_of(message)
+        message = action.message
+        arrival: Arrival = message.owner
+        work = self._release(action.post)
         try:
             if work._buffer is None:
                 value = arrival.rebuild()
@@ -256,14 +264,21 @@ class RecvLane:
         work._delivered = message
         work._finish(value)
 
+    @staticmethod
+    def _release(post: Post) -> RecvWork:
+        """The work of a post that is done: without this it would wait for the collector."""
+        work: RecvWork = post.owner
+        post.owner = None
+        return work
+
     def _route_of(self, message: Incoming) -> str:
         if message.bulk and self._route is not None:
             return self._route.name
-        return "memory" if _arrival_of(message).in_process else "link"
+        return "memory" if message.owner.in_process else "link"
 
     def _mismatch(self, action: Mismatch) -> None:
-        work, arrival = _work_of(action.post), _arrival_of(action.message)
-        sent = f"send_tensor({arrival.spec})" if arrival.kind is Kind.TENSOR else "send(obj)"
+        work, arrival = self._release(action.post), action.message.owner
+        sent = f"send_tensor({arrival.spec})" if arrival.kind is TENSOR else "send(obj)"
         asked = f"recv_tensor({work._spec})" if work._spec is not None else "recv()"
         sequence = action.message.sequence
         mend = "call send with recv, send_tensor with recv_tensor and a buffer of the same spec"
@@ -273,11 +288,11 @@ class RecvLane:
 
     def _transfer(self, action: Transfer) -> None:
         message = action.message
-        arrival = _arrival_of(message)
+        arrival = message.owner
         assert self._route is not None
         try:
             if action.into is not None:
-                buffer = _work_of(action.into)._buffer
+                buffer = action.into.owner._buffer
                 assert buffer is not None
                 blocks: Sequence[torch.Tensor] = [as_bytes(buffer)]
             else:
@@ -288,20 +303,24 @@ class RecvLane:
         self._when_moved(self._route.receive(blocks), message)
 
     def _copy(self, action: Copy) -> None:
-        buffer = _work_of(action.into)._buffer
+        buffer = action.into.owner._buffer
         assert buffer is not None
-        arrival = _arrival_of(action.message)
+        arrival = action.message.owner
         copied = self._runtime.off_loop(as_bytes(buffer).copy_, arrival.memory())
         self._when_moved(copied, action.message)
 
     def _evacuate(self, action: Evacuate) -> None:
         message = action.message
-        arrival = _arrival_of(message)
+        arrival = message.owner
         assert message.into is not None
-        buffer = _work_of(message.into)._buffer
+        buffer = message.into.owner._buffer
         assert buffer is not None
 
         def evacuated(cloned: asyncio.Future[torch.Tensor]) -> None:
+            error = None if cloned.cancelled() else cloned.exception()
+            if error is not None:
+                self._transfer_failed(message, error)
+                return
             arrival.blocks = [cloned.result()]
             self._perform(self._order.evacuated(message))
 
@@ -311,7 +330,7 @@ class RecvLane:
             self._runtime.off_loop(as_bytes(buffer).clone).add_done_callback(evacuated)
 
     def _discard(self, action: Discard) -> None:
-        arrival = _arrival_of(action.message)
+        arrival = action.message.owner
         assert self._route is not None
         drained = self._route.discard([block.nbytes for block in arrival.plan])
 
@@ -327,7 +346,7 @@ class RecvLane:
 
     def _fail(self, action: Fail) -> None:
         assert self._error is not None
-        _work_of(action.post)._fail(self._error)
+        self._release(action.post)._fail(self._error, quiet=self._quiet)
 
     def _reply(self, kind: FrameKind, sequence: int, head: bytes) -> None:
         assert self._link is not None
@@ -364,20 +383,7 @@ class RecvLane:
 
 
 def _fits(post: Post, message: Incoming) -> bool:
-    spec = _work_of(post)._spec
-    arrival = _arrival_of(message)
-    if arrival.kind is Kind.TENSOR:
-        return spec == arrival.spec
-    return spec is None
-
-
-def _work_of(post: Post) -> RecvWork:
-    work = post.owner
-    assert isinstance(work, RecvWork)
-    return work
-
-
-def _arrival_of(message: Incoming) -> Arrival:
-    arrival = message.owner
-    assert isinstance(arrival, Arrival)
-    return arrival
+    arrival: Arrival = message.owner
+    if arrival.kind is TENSOR:
+        return bool(post.owner._spec == arrival.spec)
+    return post.owner._spec is None
