@@ -10,8 +10,8 @@ of them is in flight, so that Gloo never runs dry and issuing never holds the lo
 A transfer is issued only when the peer has said that its buffers are there. So no operation waits
 for the peer's user, and the time-out of one tells a stalled connection. That is needed since Gloo
 forgets the operation in the middle of its payload when the connection breaks (``signalException``
-in its tcp/pair.cc leaves it out): nothing but its own time-out ends it. Rejected: several Gloo
-threads (no faster over one connection, and operations would end out of order).
+in its tcp/pair.cc leaves it out): nothing but its own time-out ends it. Gloo's two threads may end
+operations out of order; futures complete in order nevertheless.
 """
 
 from __future__ import annotations
@@ -77,22 +77,25 @@ class _Transfer:
         self.future = future
         self.turn = turn  # may be issued when the peer is ready for so many transfers
 
-    def next_chunk(self) -> torch.Tensor | None:
-        """The next bytes to issue, None when all are."""
+    @property
+    def issued(self) -> bool:
+        """Whether there is no chunk left to issue."""
         while self._number < len(self._sizes):
-            size, offset = self._sizes[self._number], self._offset
-            if offset < size:
-                return self._chunk(offset, min(CHUNK, size - offset))
+            if self._offset < self._sizes[self._number]:
+                return False
             self._number += 1
             self._offset = 0
-        return None
+        return True
 
-    def _chunk(self, offset: int, length: int) -> torch.Tensor:
+    def next_chunk(self) -> torch.Tensor:
+        """The next bytes to issue; only where not all are issued."""
+        size, offset = self._sizes[self._number], self._offset
+        length = min(CHUNK, size - offset)
         self._offset = offset + length
         if len(self._blocks) != len(self._sizes):
             return self._blocks[0].narrow(0, 0, length)
         block = self._blocks[self._number]
-        return block if length == self._sizes[self._number] else block.narrow(0, offset, length)
+        return block if length == size else block.narrow(0, offset, length)
 
     def release(self) -> None:
         """Forget the buffers."""
@@ -146,7 +149,7 @@ class GlooRoute:
         self._closed: asyncio.Future[None] | None = None
         self._error: AiocommError | None = None  # why it is closed, if not by aclose
         self._waiting: deque[_Transfer] = deque()  # with chunks left to issue
-        self._active: set[_Transfer] = set()  # not done; keeps the buffers
+        self._active: deque[_Transfer] = deque()  # not done, in order; keeps the buffers
         self._ready_key = f"{label}/ready"
         self._ready = 0  # transfers that the peer has buffers for
         self._turns = 0  # transfers queued so far, but for those without bytes
@@ -284,9 +287,11 @@ class GlooRoute:
                     future.set_exception(self._refusal())
                     return future
         transfer = _Transfer(blocks, sizes, future, self._turns if any(sizes) else 0)
-        self._active.add(transfer)
+        self._active.append(transfer)
         self._waiting.append(transfer)
         self._pump()
+        if not transfer.turn:
+            self._finish_done()  # nothing else will tell
         return future
 
     def _pump(self) -> None:
@@ -295,12 +300,10 @@ class GlooRoute:
             transfer = waiting[0]
             if transfer.turn > self._ready and self.sending:
                 return
-            chunk = transfer.next_chunk()
-            if chunk is None:
+            if transfer.issued:
                 waiting.popleft()
-                if not transfer.outstanding:  # nothing but empty blocks
-                    self._finish(transfer)
                 continue
+            chunk = transfer.next_chunk()
             length = chunk.numel()
             try:
                 done = watch(self._pair.broadcast(chunk), self._loop)
@@ -321,18 +324,26 @@ class GlooRoute:
             self._broken(error)
         elif self._waiting:
             self._pump()
-        if not transfer.outstanding and (not self._waiting or self._waiting[0] is not transfer):
-            self._finish(transfer)
+        self._finish_done()
 
-    def _finish(self, transfer: _Transfer) -> None:
-        if transfer not in self._active:
-            return
-        self._active.discard(transfer)
-        transfer.release()
+    def _finish_done(self) -> None:
+        active = self._active
+        if self._error is not None:
+            # In no order: whatever Gloo has let go of.
+            self._active = deque(transfer for transfer in active if transfer.outstanding)
+            for transfer in active:
+                if not transfer.outstanding:
+                    self._finish(transfer)
+        else:
+            while active and not active[0].outstanding and active[0].issued:
+                self._finish(active.popleft())
         if not self._active:
             self._scratch = None
             if self._grace is not None:
                 self._grace.cancel()
+
+    def _finish(self, transfer: _Transfer) -> None:
+        transfer.release()
         if transfer.future.done():
             return
         if self._error is None:
@@ -389,7 +400,6 @@ class GlooRoute:
         if self._state is _State.CLOSED:
             return
         was, self._state, self._error = self._state, _State.CLOSED, reason
-        waiting = list(self._waiting)
         self._waiting.clear()
         if was is _State.NEW:
             self._finalizer.detach()
@@ -399,9 +409,7 @@ class GlooRoute:
             self._start_closing()  # without a cut, what was sent still reaches the peer
         if self._active:
             self._grace = self._loop.call_later(SEVER_GRACE, self._fail_active)
-        for transfer in waiting:
-            if not transfer.outstanding:
-                self._finish(transfer)
+        self._finish_done()
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(self._refusal())
             self._opened.exception()  # whoever waits sees it; nobody may be waiting
