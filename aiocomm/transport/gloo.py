@@ -11,7 +11,9 @@ A transfer is issued only when the peer has said that its buffers are there. So 
 for the peer's user, and the time-out of one tells a stalled connection. That is needed since Gloo
 forgets the operation in the middle of its payload when the connection breaks (``signalException``
 in its tcp/pair.cc leaves it out): nothing but its own time-out ends it. Gloo's two threads may end
-operations out of order; futures complete in order nevertheless.
+operations out of order; futures complete in order nevertheless. Rejected: no time-out (a thread,
+and the caller's buffers, would be lost with every peer that dies in the middle of a chunk), and one
+without that readiness (it would break the route of a peer that is merely slow to receive).
 """
 
 from __future__ import annotations
