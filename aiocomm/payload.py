@@ -46,9 +46,11 @@ from .payload_table import (
     Table,
     is_tensor,
     read_object,
+    read_plain,
     read_sizes,
     read_tensor,
     write_object,
+    write_plain,
     write_tensor,
 )
 
@@ -86,9 +88,12 @@ class Kind(enum.IntEnum):
     OBJECT = 2  # send, recv
 
 
-@dataclass(frozen=True, slots=True)
+_OBJECT = Kind.OBJECT
+
+
+@dataclass(slots=True)
 class Packed:
-    """A message, ready to travel.
+    """A message, ready to travel. Not frozen, since that would triple the cost of making one.
 
     Args:
         kind: which pair of calls it belongs to.
@@ -165,9 +170,14 @@ def _pack_container(obj: Any) -> Packed | None:
 
 def _pack_any(obj: object) -> Packed:
     stream, slots = walk(obj)
+    if slots is None:
+        if stream.tell() <= STREAM_LIMIT:  # small data without tensors: the commonest message
+            return Packed(_OBJECT, write_plain(stream.getbuffer()), (), 0)
+        slots = Slots()
     if slots.device is not None and slots.device.type != "cpu" and RAW in slots.codes:
         # The bytes of other providers lie on the CPU, and one message has one device.
         stream, slots = walk(obj, raw_in_band=True)
+        slots = slots or Slots()
     return _packed(Form.PICKLED, stream, slots)
 
 
@@ -313,6 +323,8 @@ def unpack(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
         ProtocolError: the meta is damaged, contradicts itself, or the buffers do not fit it.
         DecodeError: the object cannot be rebuilt here; the cause is chained.
     """
+    if not buffers and (plain := read_plain(meta)) is not None:
+        return _load(plain, ())
     if is_tensor(meta):
         return _unpack_tensor(meta, buffers)
     table = read_object(meta)

@@ -177,7 +177,7 @@ class _Pickler(pickle.Pickler):
         return as_subclass_of, (_MARK, cls)
 
 
-def walk(obj: object, *, raw_in_band: bool = False) -> tuple[io.BytesIO, Slots]:
+def walk(obj: object, *, raw_in_band: bool = False) -> tuple[io.BytesIO, Slots | None]:
     """Pickle an object.
 
     Args:
@@ -185,7 +185,7 @@ def walk(obj: object, *, raw_in_band: bool = False) -> tuple[io.BytesIO, Slots]:
         raw_in_band: leave in the stream what is not a tensor.
 
     Returns:
-        The stream, at its end, and what was taken out of it.
+        The stream, at its end, and what was taken out of it, if anything was.
 
     Raises:
         PayloadError: a tensor in it cannot be sent, or pickle cannot take it.
@@ -212,12 +212,13 @@ def walk(obj: object, *, raw_in_band: bool = False) -> tuple[io.BytesIO, Slots]:
             f"the object cannot be pickled ({type(error).__name__}: {error}): send data that "
             "pickle can take, and classes and functions that the peer can import"
         ) from error
+    if not taken:
+        return stream, None
     slots = Slots()
-    if taken:
-        try:
-            slots.add(taken)
-        except Refused as refused:
-            tensor = refused.tensor
-            where = where_is(pickler._origins.get(id(tensor), tensor), obj)
-            raise refuse(tensor, where, refused.cause) from refused.cause
+    try:
+        slots.add(taken)
+    except Refused as refused:
+        tensor = refused.tensor
+        where = where_is(pickler._origins.get(id(tensor), tensor), obj)
+        raise refuse(tensor, where, refused.cause) from refused.cause
     return stream, slots

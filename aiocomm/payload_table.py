@@ -42,6 +42,7 @@ class Form(enum.IntEnum):
     DICT = 6  # of the slots; the stream is the tuple of the keys
 
 
+_PLAIN = _OBJECT.pack(Form.PICKLED, 0, 0, 0, 0, 0, 0)
 _FORMS = {form.value: form for form in (Form.PICKLED, Form.LIST, Form.TUPLE, Form.DICT)}
 
 
@@ -100,6 +101,27 @@ def write_object(table: Table) -> bytes:
     columns = struct.pack(f"<{count}Q{len(dims)}Q", *sizes, *dims)
     ranks = bytes(map(len, shapes))
     return _seal(b"".join((head, columns, placed, bytes(table.codes), ranks, table.stream)))
+
+
+def write_plain(stream: bytes | memoryview) -> bytes:
+    """The meta of an object without buffers, as ``write_object`` would write it.
+
+    Args:
+        stream: its pickle stream, much shorter than a meta may be.
+    """
+    body = _PLAIN + stream
+    return _CRC.pack(zlib.crc32(body)) + body
+
+
+def read_plain(meta: bytes | memoryview) -> bytes | memoryview | None:
+    """The pickle stream of an object without buffers; None if it has some.
+
+    Raises:
+        ProtocolError: the meta is damaged.
+    """
+    if meta[_CRC.size : _START] != _PLAIN:
+        return None
+    return _unseal(meta, _START)[_START:]
 
 
 def read_sizes(meta: bytes | memoryview) -> tuple[int, ...]:

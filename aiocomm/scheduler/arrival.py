@@ -74,12 +74,12 @@ class Arrival:
         """
         if self.value is not UNBUILT:
             return self.value
-        buffers: Sequence[torch.Tensor]
+        buffers: Sequence[torch.Tensor] = ()
         if self.plan:
             buffers = scatter(self.plan, self.blocks, len(self.sizes))
         elif isinstance(self.body, tuple):
             buffers = self.body
-        else:
+        elif self.body:
             buffers = outline(self.body, buffer_sizes(self.kind, self.meta))
         return unpack(self.meta, buffers)
 

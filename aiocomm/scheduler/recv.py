@@ -72,24 +72,30 @@ class RecvWork(AsyncWork[Any]):
         Cancellation: see the class.
         """
         try:
-            yield from super().__await__()
+            value = yield from AsyncWork.__await__(self)
         except asyncio.CancelledError:
             message, self._delivered = self._delivered, None
             if message is not None:
                 self._given_back = True
                 self._lane.give_back(self, message)
             raise
-        return self.result()
+        if self._given_back:  # by another task that awaited it
+            raise asyncio.CancelledError(_GIVEN_BACK)
+        self._delivered = None
+        return value
 
     def result(self) -> Any:
         """The object, or the buffer; CancelledError when its message went to another call."""
         if self._given_back:
-            raise asyncio.CancelledError("cancelled; its message went to the next call of recv")
+            raise asyncio.CancelledError(_GIVEN_BACK)
         self._delivered = None
         return super().result()
 
     def _on_cancel(self) -> None:
         self._lane.cancelled(self)
+
+
+_GIVEN_BACK = "cancelled; its message went to the next call of recv"
 
 
 class RecvLane:
