@@ -176,7 +176,8 @@ class AsyncWork(asyncio.Future[T]):
         anything awaitable; if what it returns in the end is an ``AsyncWork``, the branch completes
         with the last work of that one's chain. If this work fails or is cancelled, ``func`` is not
         called and the branch fails or is cancelled alike. Cancelling the branch leaves this work as
-        it is. May be called from any thread, before completion or after it.
+        it is, but for the works of a group: a send or receive that nobody else waits for is
+        cancelled with it. May be called from any thread, before completion or after it.
 
         Returns:
             The work of ``func``: completes with what ``func`` returns.
@@ -235,6 +236,14 @@ class AsyncWork(asyncio.Future[T]):
         self.set_exception(error)
         if quiet:
             self._log_traceback = False
+
+    @property
+    def _falls_with_its_branch(self) -> bool:
+        """Whether it is cancelled with its last branch when nobody else waits for it.
+
+        A receive is: left behind, it would take a message that then reaches nobody.
+        """
+        return False
 
     def _on_cancel(self) -> None:
         """Called on the loop after the work was cancelled."""

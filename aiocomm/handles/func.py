@@ -32,7 +32,7 @@ class AsyncFuncWork(AsyncWork[T]):
     """Completes with what its function returns, or with the last work of what it returns.
 
     Made by ``then``. Cancelling it before its function has begun means that the function never
-    runs; the predecessor goes on. While a coroutine runs, or a returned work is followed, that one
+    runs; the predecessor goes on (a send or receive of a group does not). While a coroutine runs, or a returned work is followed, that one
     is cancelled, and this work ends as it ends.
 
     Args:
@@ -228,12 +228,20 @@ class AsyncFuncWork(AsyncWork[T]):
         return self._cancel_self(msg)
 
     def _cancel_self(self, msg: Any | None) -> bool:
-        awaited = self._awaiting
+        awaited, alone = self._awaiting, self._falls_with_its_branch
         if awaited is not None:
             awaited.remove_done_callback(self._begin)
             awaited.remove_done_callback(self._followed)
         self._call = self._root = self._awaiting = None
-        return super()._cancel(msg)
+        cancelled = super()._cancel(msg)
+        if awaited is not None and alone and not awaited._callbacks:
+            awaited.cancel(msg)  # nobody else waits for it
+        return cancelled
+
+    @property
+    def _falls_with_its_branch(self) -> bool:
+        awaited = self._awaiting
+        return self._call is not None and awaited is not None and awaited._falls_with_its_branch
 
     def _state_text(self) -> str:
         return f"{self._name} {super()._state_text()}"

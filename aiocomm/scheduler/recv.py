@@ -91,6 +91,10 @@ class RecvWork(AsyncWork[Any]):
         self._delivered = None
         return super().result()
 
+    @property
+    def _falls_with_its_branch(self) -> bool:
+        return True
+
     def _on_cancel(self) -> None:
         self._lane.cancelled(self)
 

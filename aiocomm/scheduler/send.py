@@ -47,6 +47,10 @@ class SendWork(AsyncWork[None]):
     _entry: Outgoing
     _packed: Packed | None = None
 
+    @property
+    def _falls_with_its_branch(self) -> bool:
+        return True
+
     def _on_cancel(self) -> None:
         self._lane.cancelled(self)
 
