@@ -32,8 +32,9 @@ class AsyncFuncWork(AsyncWork[T]):
     """Completes with what its function returns, or with the last work of what it returns.
 
     Made by ``then``. Cancelling it before its function has begun means that the function never
-    runs; the predecessor goes on (a send or receive of a group does not). While a coroutine runs, or a returned work is followed, that one
-    is cancelled, and this work ends as it ends.
+    runs; the predecessor goes on, but for a send or receive of a group that nobody else waits for.
+    While a coroutine runs, or a returned work is followed, that one is cancelled, and this work
+    ends as it ends.
 
     Args:
         predecessor: whose result the function takes.
