@@ -21,6 +21,7 @@ LAYERS = [
     ["handles*", "transport*"],
     ["rendezvous*"],
     ["scheduler*", "bulk", "connect"],
+    ["session"],
     ["group"],
     ["collective"],
     ["blocking", "launch", "worker", "channel", "testing"],
