@@ -239,6 +239,7 @@ class BulkRoutes:
             loop=self._runtime.loop,
             sending=end is End.SENDING,
             publish=publish,
+            peer_timeout=self._runtime.options.peer_timeout,
         )
         self._ends[end] = route
         self._made.append(route)
