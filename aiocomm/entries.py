@@ -66,6 +66,8 @@ class Incoming:
     bulk: bool
     state: State = State.NEW
     into: Post | None = None  # whose buffer it moves to, or lies in
+    reluctant: bool = False  # better moved once a post asks for it; ``hurry`` ends that
+    lingers: bool = False  # the shell was told
     prefetched: bool = False  # counts against the prefetch budget
     credited: bool = False  # the sender got its share of the window back
 
@@ -86,6 +88,13 @@ class Transfer:
 
     message: Incoming
     into: Post | None
+
+
+@dataclass(slots=True)
+class Linger:
+    """Say ``hurry`` if nobody has asked for the message in a moment."""
+
+    message: Incoming
 
 
 @dataclass(slots=True)
@@ -141,4 +150,4 @@ class Fail:
     post: Post
 
 
-RecvAction = Transfer | Copy | Evacuate | Discard | Deliver | Mismatch | Credit | Fail
+RecvAction = Transfer | Linger | Copy | Evacuate | Discard | Deliver | Mismatch | Credit | Fail

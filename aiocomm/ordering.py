@@ -15,6 +15,8 @@ a message that moves straight into a post's own buffer::
     (none)   arrive, bulk                                 ARRIVED
     ARRIVED  its place in the line has a post that fits,  MOVING    Transfer (into the buffer of
              or the prefetch budget has room                        that post, if it has one)
+    ARRIVED  reluctant, no post for it yet                ARRIVED   Linger (once)
+    ARRIVED  hurry                                        ARRIVED   none: reluctant no more
     ARRIVED  first in line with a post that does not fit  GONE      Mismatch, Discard
     MOVING   transferred                                  READY
     MOVING   transferred, its post cancelled              LEAVING   Evacuate (out of that buffer)
@@ -54,6 +56,7 @@ from .entries import (
     Fail,
     IllegalTransition,
     Incoming,
+    Linger,
     Mismatch,
     Post,
     RecvAction,
@@ -153,6 +156,11 @@ class RecvOrder:
                 self._begun += 1
         self._messages.append(message)
         return self._advance()
+
+    def hurry(self, message: Incoming) -> list[RecvAction]:
+        """A reluctant message has lingered long enough: the prefetch budget may take it in."""
+        message.reluctant = False
+        return self._advance() if message.state is ARRIVED else []
 
     def transferred(self, message: Incoming) -> list[RecvAction]:
         """A transfer or copy into memory is over, the bytes are there."""
@@ -342,6 +350,11 @@ class RecvOrder:
                     return
                 post = next(islice(self._posts, self._begun, None), None)
                 if post is None:
+                    if message.reluctant:
+                        if not message.lingers:
+                            message.lingers = True
+                            actions.append(Linger(message))
+                        return
                     if message.size > self._prefetch_left:
                         return
                     message.prefetched = True

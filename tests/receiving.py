@@ -18,6 +18,7 @@ from aiocomm.entries import (
     Evacuate,
     Fail,
     Incoming,
+    Linger,
     Mismatch,
     Post,
     RecvAction,
@@ -57,6 +58,7 @@ class Shell:
     line: list[Incoming] = field(default_factory=list)  # and for what
     wire: list[Incoming] = field(default_factory=list)  # bulk that nobody asked to take in yet
     moves: list[RecvAction] = field(default_factory=list)
+    lingering: list[Incoming] = field(default_factory=list)
     delivered: dict[Incoming, Post] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     failed: list[Post] = field(default_factory=list)
@@ -73,15 +75,23 @@ class Shell:
         self._carry_out(self.order.post(post))
         return post
 
-    def arrive(self, kind: str = "obj", size: int = SMALL, *, bulk: bool = False) -> Incoming:
+    def arrive(
+        self, kind: str = "obj", size: int = SMALL, *, bulk: bool = False, reluctant: bool = False
+    ) -> Incoming:
         side = Side(kind, body=None if bulk else self.next)
         message = Incoming(side, self.next, size, 1 if bulk else size, bulk)
+        message.reluctant = reluctant and bulk
         self.next += 1
         self.line.append(message)
         if bulk:
             self.wire.append(message)
         self._carry_out(self.order.arrive(message))
         return message
+
+    def hurry(self, message: Incoming) -> None:
+        """Nobody asked for this message in a moment."""
+        self.lingering.remove(message)
+        self._carry_out(self.order.hurry(message))
 
     def end(self, message: Incoming) -> None:
         """The move of this message ends well."""
@@ -180,6 +190,12 @@ class Shell:
                     assert self.move_of(action.message) is None
                     self._check_move(action)
                     self.moves.append(action)
+                case Linger(message=message):
+                    assert message is self.wire[0], "only the next one to move may hold up the line"
+                    assert self.line.index(message) >= len(self.posts)
+                    assert message.reluctant
+                    assert message not in self.lingering
+                    self.lingering.append(message)
                 case Discard(message=message):
                     assert message is self.wire.pop(0)
                 case Deliver(post=post, message=message) | Mismatch(post=post, message=message):

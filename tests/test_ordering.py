@@ -42,9 +42,19 @@ class Schedules(RuleBasedStateMachine):
         self.shell.post(kind, buffer=buffer)
 
     @precondition(lambda self: not self.shell.over)
-    @rule(kind=KINDS, size=st.sampled_from([0, SMALL, LARGE, BUDGET]), bulk=st.booleans())
-    def arrive(self, kind: str, size: int, bulk: bool) -> None:
-        self.shell.arrive(kind, size, bulk=bulk)
+    @rule(
+        kind=KINDS,
+        size=st.sampled_from([0, SMALL, LARGE, BUDGET]),
+        bulk=st.booleans(),
+        reluctant=st.booleans(),
+    )
+    def arrive(self, kind: str, size: int, bulk: bool, reluctant: bool) -> None:
+        self.shell.arrive(kind, size, bulk=bulk, reluctant=reluctant)
+
+    @precondition(lambda self: self.shell.lingering)
+    @rule(data=st.data())
+    def nobody_asked_in_time(self, data: st.DataObject) -> None:
+        self.shell.hurry(data.draw(st.sampled_from(self.shell.lingering)))
 
     @precondition(lambda self: self.shell.moves)
     @rule(data=st.data())
@@ -100,6 +110,8 @@ class Schedules(RuleBasedStateMachine):
         place = shell.line.index(message)
         if place < len(shell.posts):
             assert shell.posts[place].owner.kind != message.owner.kind  # type: ignore[attr-defined]
+        elif message.reluctant:
+            assert message in shell.lingering
         else:
             assert shell.prefetched() + message.size > BUDGET
 
@@ -111,6 +123,8 @@ class Schedules(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         shell = self.shell
+        for message in [*shell.lingering]:
+            shell.hurry(message)
         self.end_all_moves()
         self.nobody_waits_in_vain()
         for message in [*shell.line]:  # whatever is left is whole, or moves in for the next post
@@ -135,6 +149,21 @@ TestSchedules.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 # --- the table, row by row ---
+
+
+def test_reluctant_message_waits_for_its_call_or_for_hurry() -> None:
+    shell = Shell()
+    asked, unasked = (shell.arrive("tensor", LARGE, bulk=True, reluctant=True) for _ in range(2))
+    behind = shell.arrive("tensor", SMALL, bulk=True)
+    assert shell.told == ["Linger"]  # for the first in line, and only once
+    post = shell.post("tensor", buffer=True)
+    assert shell.told == ["Linger", "Transfer", "Linger"]
+    assert asked.into is post
+    shell.hurry(asked)  # too late to matter
+    assert [unasked.state, behind.state] == [State.ARRIVED] * 2
+    shell.hurry(unasked)
+    assert [unasked.state, behind.state] == [State.MOVING, State.ARRIVED]  # the limit of moves
+    assert unasked.prefetched
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ..entries import (
     Evacuate,
     Fail,
     Incoming,
+    Linger,
     Mismatch,
     Post,
     Transfer,
@@ -51,6 +52,11 @@ MOVING_LIMIT = 4
 """Bulk messages on the move at a time: enough to hide the loop's turn between two of them."""
 
 
+PREFETCH_DELAY = 0.02
+"""Seconds that a tensor waits for its ``recv_tensor`` before it is taken in without: much longer
+than a loop needs to post the next receive, and nothing beside the copy that it spares."""
+
+
 class RecvWork(AsyncWork[Any]):
     """A call of recv that waits for its message.
 
@@ -65,12 +71,14 @@ class RecvWork(AsyncWork[Any]):
     _spec: TensorSpec | None = None
     _delivered: Incoming | None = None  # until somebody took the result
     _given_back: bool = False
+    _parked: int = 0  # awaiting tasks that were not woken yet
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the message.
 
         Cancellation: see the class.
         """
+        self._parked += not self.done()
         try:
             value = yield from AsyncWork.__await__(self)
         except asyncio.CancelledError:
@@ -88,7 +96,12 @@ class RecvWork(AsyncWork[Any]):
         """The object, or the buffer; CancelledError when its message went to another call."""
         if self._given_back:
             raise asyncio.CancelledError(_GIVEN_BACK)
-        self._delivered = None
+        if self._parked:
+            # asyncio asks once for each task that it wakes, before the task runs. That one may
+            # still be cancelled, and then the message is nobody's.
+            self._parked -= 1
+        else:
+            self._delivered = None
         return super().result()
 
     @property
@@ -203,6 +216,8 @@ class RecvLane:
             raise ProtocolError("the peer sends bulk, and no route was agreed on")
         arrival, size = Arrival.of(envelope, frame.body)
         message = Incoming(arrival, frame.sequence, size, envelope.charge, envelope.bulk)
+        # recv_tensor brings memory of its own, which spares a copy: worth a moment's wait.
+        message.reluctant = envelope.bulk and envelope.kind is TENSOR
         self._perform(self._order.arrive(message))
 
     def lose(self, error: AiocommError, *, keep_moving: bool) -> None:
@@ -312,6 +327,12 @@ class RecvLane:
             return
         self._when_moved(self._route.receive(blocks), message)
 
+    def _linger(self, action: Linger) -> None:
+        message = action.message
+        self._runtime.loop.call_later(
+            PREFETCH_DELAY, lambda: self._perform(self._order.hurry(message))
+        )
+
     def _copy(self, action: Copy) -> None:
         buffer = action.into.owner._buffer
         assert buffer is not None
@@ -384,6 +405,7 @@ class RecvLane:
         Deliver: _deliver,
         Mismatch: _mismatch,
         Transfer: _transfer,
+        Linger: _linger,
         Copy: _copy,
         Evacuate: _evacuate,
         Discard: _discard,
