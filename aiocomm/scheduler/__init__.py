@@ -10,7 +10,8 @@ made of the backend's own completion.
 
 from __future__ import annotations
 
-from .recv import RecvLane, RecvWork
-from .send import SendLane, SendWork
+from .recv import RecvLane
+from .send import SendLane
+from .works import RecvWork, SendWork
 
 __all__ = ["RecvLane", "RecvWork", "SendLane", "SendWork"]

@@ -36,14 +36,14 @@ from .envelope import Envelope, credit_head
 from .send import as_route_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
     from ..entries import RecvAction
-    from ..payload import TensorSpec
     from ..runtime import Runtime
     from ..transport.base import Frame, Link, Route
+    from .works import RecvWork
 
 # Python 3.11 takes 60 ns to find a member in its enum, and 5 to find a global.
 TENSOR = Kind.TENSOR
@@ -55,64 +55,6 @@ MOVING_LIMIT = 4
 PREFETCH_DELAY = 0.02
 """Seconds that a tensor waits for its ``recv_tensor`` before it is taken in without: much longer
 than a loop needs to post the next receive, and nothing beside the copy that it spares."""
-
-
-class RecvWork(AsyncWork[Any]):
-    """A call of recv that waits for its message.
-
-    Cancellation: loses no message. What would have come here goes to the next call of recv, even
-    when it had been delivered already and the awaiting task had not run yet. A buffer given to
-    ``recv_tensor`` may be written to until a transfer that was under way has ended.
-    """
-
-    _lane: RecvLane
-    _entry: Post
-    _buffer: torch.Tensor | None = None
-    _spec: TensorSpec | None = None
-    _delivered: Incoming | None = None  # until somebody took the result
-    _given_back: bool = False
-    _parked: int = 0  # awaiting tasks that were not woken yet
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the message.
-
-        Cancellation: see the class.
-        """
-        self._parked += not self.done()
-        try:
-            value = yield from AsyncWork.__await__(self)
-        except asyncio.CancelledError:
-            message, self._delivered = self._delivered, None
-            if message is not None:
-                self._given_back = True
-                self._lane.give_back(self, message)
-            raise
-        if self._given_back:  # by another task that awaited it
-            raise asyncio.CancelledError(_GIVEN_BACK)
-        self._delivered = None
-        return value
-
-    def result(self) -> Any:
-        """The object, or the buffer; CancelledError when its message went to another call."""
-        if self._given_back:
-            raise asyncio.CancelledError(_GIVEN_BACK)
-        if self._parked:
-            # asyncio asks once for each task that it wakes, before the task runs. That one may
-            # still be cancelled, and then the message is nobody's.
-            self._parked -= 1
-        else:
-            self._delivered = None
-        return super().result()
-
-    @property
-    def _falls_with_its_branch(self) -> bool:
-        return True
-
-    def _on_cancel(self) -> None:
-        self._lane.cancelled(self)
-
-
-_GIVEN_BACK = "cancelled; its message went to the next call of recv"
 
 
 class RecvLane:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from ..entries import IllegalTransition, Outgoing
 from ..errors import AiocommError, Context, PairingError, ProtocolError, RouteError
-from ..handles.base import AsyncWork
 from ..ordering import SendOrder
 from ..packing import gather, inline, plan, staged_bytes
 from ..payload import Kind
@@ -20,6 +19,7 @@ from ..runtime import COPY_LIMIT
 from ..stats import Traffic
 from ..transport.base import FrameKind
 from .envelope import envelope_head, read_credit
+from .works import SendWork
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -34,25 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiocomm")
 
 ENVELOPE = FrameKind.ENVELOPE  # finding a member in its enum takes 60 ns
-
-
-class SendWork(AsyncWork[None]):
-    """A message on its way out; completes when its buffers are the caller's again.
-
-    Cancellation: not started yet, it is taken back; started, it finishes in the background and
-    its buffers stay in use until then.
-    """
-
-    _lane: SendLane
-    _entry: Outgoing
-    _packed: Packed | None = None
-
-    @property
-    def _falls_with_its_branch(self) -> bool:
-        return True
-
-    def _on_cancel(self) -> None:
-        self._lane.cancelled(self)
 
 
 class SendLane:

@@ -1,0 +1,95 @@
+"""The works of a group's calls: handles whose cancellation reaches the lane they stand in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from ..handles.base import AsyncWork
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import torch
+
+    from ..entries import Incoming, Outgoing, Post
+    from ..payload import Packed, TensorSpec
+    from .recv import RecvLane
+    from .send import SendLane
+
+
+class SendWork(AsyncWork[None]):
+    """A message on its way out; completes when its buffers are the caller's again.
+
+    Cancellation: not started yet, it is taken back; started, it finishes in the background and
+    its buffers stay in use until then.
+    """
+
+    _lane: SendLane
+    _entry: Outgoing
+    _packed: Packed | None = None
+
+    @property
+    def _falls_with_its_branch(self) -> bool:
+        return True
+
+    def _on_cancel(self) -> None:
+        self._lane.cancelled(self)
+
+
+class RecvWork(AsyncWork[Any]):
+    """A call of recv that waits for its message.
+
+    Cancellation: loses no message. What would have come here goes to the next call of recv, even
+    when it had been delivered already and the awaiting task had not run yet. A buffer given to
+    ``recv_tensor`` may be written to until a transfer that was under way has ended.
+    """
+
+    _lane: RecvLane
+    _entry: Post
+    _buffer: torch.Tensor | None = None
+    _spec: TensorSpec | None = None
+    _delivered: Incoming | None = None  # until somebody took the result
+    _given_back: bool = False
+    _parked: int = 0  # awaiting tasks that were not woken yet
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the message.
+
+        Cancellation: see the class.
+        """
+        self._parked += not self.done()
+        try:
+            value = yield from AsyncWork.__await__(self)
+        except asyncio.CancelledError:
+            message, self._delivered = self._delivered, None
+            if message is not None:
+                self._given_back = True
+                self._lane.give_back(self, message)
+            raise
+        if self._given_back:  # by another task that awaited it
+            raise asyncio.CancelledError(_GIVEN_BACK)
+        self._delivered = None
+        return value
+
+    def result(self) -> Any:
+        """The object, or the buffer; CancelledError when its message went to another call."""
+        if self._given_back:
+            raise asyncio.CancelledError(_GIVEN_BACK)
+        if self._parked:
+            # asyncio asks once for each task that it wakes, before the task runs. That one may
+            # still be cancelled, and then the message is nobody's.
+            self._parked -= 1
+        else:
+            self._delivered = None
+        return super().result()
+
+    @property
+    def _falls_with_its_branch(self) -> bool:
+        return True
+
+    def _on_cancel(self) -> None:
+        self._lane.cancelled(self)
+
+
+_GIVEN_BACK = "cancelled; its message went to the next call of recv"
