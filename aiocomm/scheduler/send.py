@@ -143,25 +143,28 @@ class SendLane:
 
     def _start(self, starts: Sequence[Start]) -> None:
         link = self._link
-        for start in starts:
-            entry = start.message
-            packed: Packed = entry.owner._packed
-            assert link is not None
-            try:
-                if link.in_process:
-                    self._hand_over(link, entry, packed)
-                elif not entry.slow:
-                    head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False)
-                    link.send(ENVELOPE, entry.sequence, head, inline(packed.buffers))
-                    self._sent(entry, "link")
-                else:
-                    self._start_bulk(link, entry, packed)
-            except AiocommError as error:
-                # The link is down and about to say so to the group, which fails this lane then.
-                log.debug("message %d was not sent: %s", entry.sequence, error)
-                return
+        while starts:  # one that started may let the next one start: no recursion, they are many
+            following: Sequence[Start] = ()
+            for start in starts:
+                entry = start.message
+                packed: Packed = entry.owner._packed
+                assert link is not None
+                try:
+                    if link.in_process:
+                        following = self._hand_over(link, entry, packed)
+                    elif not entry.slow:
+                        head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False)
+                        link.send(ENVELOPE, entry.sequence, head, inline(packed.buffers))
+                        self._sent(entry, "link")
+                    else:
+                        following = self._start_bulk(link, entry, packed)
+                except AiocommError as error:
+                    # The link is down and about to say so to the group, which fails this lane then.
+                    log.debug("message %d was not sent: %s", entry.sequence, error)
+                    return
+            starts = following
 
-    def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> None:
+    def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
         buffers = packed.buffers
         if packed.kind is Kind.TENSOR:
             # A completed send_tensor gives the buffer back on every route, so this one copies.
@@ -169,14 +172,13 @@ class SendLane:
         head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False)
         link.send(ENVELOPE, entry.sequence, head, buffers)
         self._sent(entry, "memory")
-        if entry.slow:
-            self._start(self._order.started(entry))
+        return self._order.started(entry) if entry.slow else ()
 
-    def _start_bulk(self, link: Link, entry: Outgoing, packed: Packed) -> None:
+    def _start_bulk(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
         blocks = plan([buffer.numel() for buffer in packed.buffers])
         if self._route is not None and staged_bytes(blocks) <= COPY_LIMIT:
-            self._transfer(link, entry, packed, self._route, gather(blocks, packed.buffers))
-            return
+            staged = gather(blocks, packed.buffers)
+            return self._transfer(link, entry, packed, self._route, staged)
 
         async def prepare() -> None:
             try:
@@ -184,11 +186,12 @@ class SendLane:
                 if route is None:
                     route = self._route = await self._open_route()
                 staged = await self._runtime.off_loop(gather, blocks, packed.buffers)
-                self._transfer(link, entry, packed, route, staged)
-            except AiocommError as error:
-                self._broken(error)
+                self._start(self._transfer(link, entry, packed, route, staged))
+            except Exception as error:  # of ours, or torch's when there is no memory to stage in
+                self._broken(as_route_error(error))
 
         self._starting = self._runtime.loop.create_task(prepare())
+        return ()
 
     def _transfer(
         self,
@@ -197,13 +200,13 @@ class SendLane:
         packed: Packed,
         route: Route,
         blocks: Sequence[torch.Tensor],
-    ) -> None:
+    ) -> Sequence[Start]:
         self._starting = None
         head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=True)
         link.send(ENVELOPE, entry.sequence, head)
         moved = route.send(blocks)
         moved.add_done_callback(lambda future: self._transferred(entry, route.name, future))
-        self._start(self._order.started(entry))
+        return self._order.started(entry)
 
     def _transferred(self, entry: Outgoing, route: str, moved: asyncio.Future[None]) -> None:
         error = None if moved.cancelled() else moved.exception()
