@@ -90,7 +90,8 @@ class BulkRoutes:
         self._broken = broken
         self._ends: dict[End, Route] = {}
         self._made: list[Route] = []  # every route ever made, for the closing
-        self._answer: asyncio.Future[str | None] | None = None
+        self._proposed = ""
+        self._answer: asyncio.Future[str | None] | None = None  # to what is proposed
         self._opening: asyncio.Task[Route] | None = None
         self._accepting: set[asyncio.Task[None]] = set()
 
@@ -127,7 +128,11 @@ class BulkRoutes:
             route = self._ends.get(end)
             deliver = getattr(route, "deliver", None)
             if deliver is not None:
-                deliver(bytes(frame.head).decode(), bytes(frame.body))
+                try:
+                    key = bytes(frame.head).decode()
+                except ValueError as error:
+                    raise ProtocolError("a key of the peer cannot be read") from error
+                deliver(key, bytes(frame.body))
         elif frame.kind is FrameKind.CHUNK:
             self._stream(End.RECEIVING).chunk_received(frame.body)
         else:
@@ -147,7 +152,7 @@ class BulkRoutes:
     async def aclose(self) -> None:
         """Sever and close whatever was set up.
 
-        Cancellation: the closing goes on in the background.
+        Cancellation: a route may be left open; call it again.
         """
         tasks = [*self._accepting, *([self._opening] if self._opening else [])]
         for task in tasks:
@@ -178,6 +183,9 @@ class BulkRoutes:
 
     async def _propose(self, name: str) -> str | None:
         """Set one route up on both sides. Returns why not, or None."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._proposed = name
         answer = self._answer = self._runtime.loop.create_future()
         self._tell(Step.OPEN, name)
         opening = asyncio.ensure_future(self._make(name, End.SENDING).open())
@@ -190,11 +198,13 @@ class BulkRoutes:
             reason: str | None = await answer
             return reason
         except AiocommError as error:
+            if task.cancelling():  # the group closes: no further proposals
+                raise
             self._tell(Step.DROP, name, str(error))
             return str(error)
         except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and (said := answer.result()):
-                return f"the peer says: {said}"
+            if answer.done() and not answer.cancelled() and not task.cancelling():
+                return f"the peer says: {answer.result()}"
             raise
         finally:
             opening.cancel()
@@ -216,11 +226,12 @@ class BulkRoutes:
     async def _open_accepted(self, name: str, route: Route) -> None:
         try:
             await route.open()
-        except AiocommError as error:
-            self._tell(Step.FAILED, name, str(error))
+        except Exception as error:  # whatever it is, the sender waits for the answer
+            self._tell(Step.FAILED, name, str(error) or repr(error))
         else:
-            self._opened(route)
-            self._tell(Step.READY, name)
+            if self._ends[End.RECEIVING] is route:  # else another was proposed meanwhile
+                self._opened(route)
+                self._tell(Step.READY, name)
 
     # --- both ---
 
@@ -265,10 +276,11 @@ class BulkRoutes:
             self._broken(end, RouteError(f"the peer says: {reason}", group=self._group))
         elif step is Step.DROP:
             route = self._ends.get(End.RECEIVING)
-            if route is not None:
+            if route is not None and route.name == name:
                 route.sever()
-        elif self._answer is not None and not self._answer.done():
-            self._answer.set_result(None if step is Step.READY else reason)
+        elif self._answer is not None and not self._answer.done() and name == self._proposed:
+            # An answer to an earlier proposal may still come after this side has dropped it.
+            self._answer.set_result(None if step is Step.READY else reason or "no reason given")
 
     def _tell(self, step: Step, name: str, reason: str = "") -> None:
         try:
