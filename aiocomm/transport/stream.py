@@ -96,7 +96,15 @@ class StreamRoute:
         return job.done
 
     def grant_received(self) -> None:
-        """The peer has memory for one more message."""
+        """The peer has memory for one more message.
+
+        Raises:
+            ProtocolError: it has said so of every message already.
+        """
+        if self._severed is not None:
+            return
+        if self._grants >= len(self._jobs):
+            raise ProtocolError("the peer grants a message that was not announced")
         self._grants += 1
         self._granted.set()
 
@@ -155,8 +163,12 @@ class StreamRoute:
         return job
 
     def _grant(self, job: _Job) -> None:
-        if not job.done.done():
+        if job.done.done():
+            return
+        try:
             self._link.send(FrameKind.GRANT, 0)
+        except AiocommError as error:
+            self._fail(error)
 
     @staticmethod
     def _step(job: _Job, count: int) -> None:
@@ -175,16 +187,19 @@ class StreamRoute:
                 while not self._grants:
                     self._granted.clear()
                     await self._granted.wait()
-                self._grants -= 1
                 job = self._jobs[0]
                 while job.moved < job.nbytes:
-                    await self._link.drain()
+                    if self._link.writable:
+                        await asyncio.sleep(0)  # a link that takes it all must not hold the loop
+                    else:
+                        await self._link.drain()
                     block = job.blocks[job.block]
                     count = min(CHUNK, block.numel() - job.offset)
                     chunk = ctypes.string_at(block.data_ptr() + job.offset, count)
                     self._link.send(FrameKind.CHUNK, 0, b"", chunk)
                     job.moved += count
                     self._step(job, count)
+                self._grants -= 1
                 self._finish(job)
         except AiocommError as error:
             self._fail(error)
