@@ -12,6 +12,7 @@ worker threads (they outlive the runtime inside the same ``asyncio.run``).
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import weakref
@@ -20,7 +21,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from .errors import AiocommError, ClosedError, WrongLoopError
+from .errors import ClosedError, WrongLoopError
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,7 +51,7 @@ class Runtime:
         self.options = options
         self.name = name
         self._lock = threading.Lock()
-        self._entries: deque[tuple[Callable[[], None], Callable[[AiocommError], object]]] = deque()
+        self._entries: deque[tuple[Callable[[], None], Callable[[Exception], object]]] = deque()
         self._refusal: Exception | None = None
         self._copier: ThreadPoolExecutor | None = None
         _open.add(self)
@@ -60,18 +61,18 @@ class Runtime:
         """Whether a call may go straight through: on the loop, with nobody before it."""
         return _get_running_loop() is self.loop and not self._entries and self._refusal is None
 
-    def enter(self, entry: Callable[[], None], failed: Callable[[AiocommError], object]) -> None:
+    def enter(self, entry: Callable[[], None], failed: Callable[[Exception], object]) -> None:
         """Run ``entry()`` on the loop, in the order of the calls of ``enter``.
 
         On the loop's own thread it runs at once, and what it raises is raised here. From a thread
-        without a loop it is queued, and an error of ours that it raises is given to ``failed``.
+        without a loop it is queued, and an error that it raises is given to ``failed``.
 
         Raises:
             ClosedError: the runtime is closed.
             WrongLoopError: the thread runs another loop, or the process is a forked child.
         """
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refused()
         running = _get_running_loop()
         if running is self.loop:
             if self._entries:
@@ -93,7 +94,7 @@ class Runtime:
             WrongLoopError: the running loop is not the runtime's, or the process is a forked child.
         """
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refused()
         if _get_running_loop() is not self.loop:
             raise WrongLoopError(f"call this in the event loop in which {self.name} was opened")
 
@@ -121,24 +122,32 @@ class Runtime:
         if self._copier is not None:
             self._copier.shutdown(wait=True)
 
-    def _enqueue(self, entry: Callable[[], None], failed: Callable[[AiocommError], object]) -> None:
+    def _refused(self) -> Exception:
+        # A new one each time: one exception would collect the frames, and what they hold, of all.
+        return copy.copy(self._refusal)  # type: ignore[return-value]
+
+    def _enqueue(self, entry: Callable[[], None], failed: Callable[[Exception], object]) -> None:
         with self._lock:
             if self._refusal is not None:
-                raise self._refusal
+                raise self._refused()
             self._entries.append((entry, failed))
             if len(self._entries) > 1:
                 return  # the first one woke the loop
-        try:
-            self.loop.call_soon_threadsafe(self._run_entries)
-        except RuntimeError as error:
-            raise ClosedError(f"the event loop of {self.name} is closed") from error
+            # Under the lock: what a second thread posts to the loop after its own call of
+            # ``enter``, a cancellation say, must not overtake the entries.
+            try:
+                self.loop.call_soon_threadsafe(self._run_entries)
+            except RuntimeError as error:
+                self._entries.clear()
+                self._refusal = ClosedError(f"the event loop of {self.name} is closed")
+                raise self._refused() from error
 
     def _run_entries(self) -> None:
         while self._entries:
             entry, failed = self._entries.popleft()
             try:
                 entry()
-            except AiocommError as error:
+            except Exception as error:
                 failed(error)
 
 
