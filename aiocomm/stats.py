@@ -46,8 +46,9 @@ class GroupStatistics:
     """A group at one moment.
 
     ``sent`` and ``received`` map the name of a route (``"memory"``, ``"link"``, ``"gloo"``) to the
-    messages it has carried and their bytes: those of the tensors and buffers in them, headers not
-    counted. A message counts as sent when it starts, as received when a ``recv`` gets it.
+    messages it has carried and their bytes: those of the tensors and buffers in them and of what
+    else was packed, frame headers not counted. A message counts as sent when its memory is the
+    caller's again, as received when a ``recv`` gets it.
     """
 
     group: str

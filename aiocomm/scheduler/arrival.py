@@ -83,11 +83,6 @@ class Arrival:
             buffers = outline(self.body, buffer_sizes(self.kind, self.meta))
         return unpack(self.meta, buffers)
 
-    def memory(self) -> torch.Tensor:
-        """The bytes of a single tensor, where they are a tensor already."""
-        buffer: torch.Tensor = self.blocks[0] if self.blocks else self.body[0]
-        return buffer
-
     def fill(self, buffer: torch.Tensor) -> None:
         """Copy a single tensor into a buffer of its spec.
 
@@ -95,7 +90,7 @@ class Arrival:
             ProtocolError: the bytes are not as many as its shape says.
         """
         if self.blocks or self.in_process:
-            as_bytes(buffer).copy_(self.memory())
+            as_bytes(buffer).copy_(self.blocks[0] if self.blocks else self.body[0])
         elif len(self.body) != buffer.nbytes:
             raise ProtocolError("the bytes of a tensor are not as many as its shape says")
         else:

@@ -7,6 +7,7 @@ class that fails to load fails that call and no other.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
     from ..transport.base import Frame, Link, Route
     from .works import RecvWork
+
+log = logging.getLogger("aiocomm")
 
 # Python 3.11 takes 60 ns to find a member in its enum, and 5 to find a global.
 TENSOR = Kind.TENSOR
@@ -135,7 +138,7 @@ class RecvLane:
         self._link = link
         options = self._runtime.options
         head = credit_head(options.window_messages, options.window_bytes, first=True)
-        link.send(FrameKind.CREDIT, 0, head)
+        self._reply(FrameKind.CREDIT, 0, head)
 
     def route_up(self, route: Route) -> None:
         """The receiving end of the bulk route that was agreed on."""
@@ -167,8 +170,7 @@ class RecvLane:
         if self._error is not None:
             return
         self._error = error
-        for message in self._broke:
-            self._perform(self._order.fail(message))
+        self._fail_broken()
         self._perform(self._order.lose(keep_moving=keep_moving))
 
     async def settle(self) -> None:
@@ -184,8 +186,7 @@ class RecvLane:
         """Closed on this side: calls that wait fail, quietly."""
         self._error = error
         self._quiet = True
-        for message in self._broke:
-            self._perform(self._order.fail(message))
+        self._fail_broken()
         self._perform([Fail(post) for post in self._order.close()])
 
     # --- carrying out what the order says ---
@@ -279,8 +280,7 @@ class RecvLane:
         buffer = action.into.owner._buffer
         assert buffer is not None
         arrival = action.message.owner
-        copied = self._runtime.off_loop(as_bytes(buffer).copy_, arrival.memory())
-        self._when_moved(copied, action.message)
+        self._when_moved(self._runtime.off_loop(arrival.fill, buffer), action.message)
 
     def _evacuate(self, action: Evacuate) -> None:
         message = action.message
@@ -297,7 +297,7 @@ class RecvLane:
             arrival.blocks = [cloned.result()]
             self._perform(self._order.evacuated(message))
 
-        if arrival.blocks or arrival.in_process:  # the original is still there
+        if arrival.blocks or not message.bulk:  # the original is still there
             self._perform(self._order.evacuated(message))
         else:
             self._runtime.off_loop(as_bytes(buffer).clone).add_done_callback(evacuated)
@@ -323,8 +323,13 @@ class RecvLane:
 
     def _reply(self, kind: FrameKind, sequence: int, head: bytes) -> None:
         assert self._link is not None
-        if self._error is None:
+        if self._error is not None:
+            return
+        try:
             self._link.send(kind, sequence, head)
+        except AiocommError as error:
+            # The link is down and about to say so; a call of recv is not the one to hear of it.
+            log.debug("a %s frame was not sent: %s", kind.name, error)
 
     def _when_moved(self, moved: asyncio.Future[Any], message: Incoming) -> None:
         def done(future: asyncio.Future[Any]) -> None:
@@ -341,6 +346,11 @@ class RecvLane:
             self._broke.append(message)
             self._broken(as_route_error(cause))  # finds out why, and calls lose()
         else:
+            self._perform(self._order.fail(message))
+
+    def _fail_broken(self) -> None:
+        broke, self._broke = self._broke, []
+        for message in broke:
             self._perform(self._order.fail(message))
 
     _HANDLERS: ClassVar[dict[type, Callable[[RecvLane, Any], None]]] = {
