@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
+    from .options import Options
     from .rendezvous.base import Store
 
 NAME = "worker"
@@ -56,12 +57,23 @@ class _Report:
     traceback: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every worker is to do."""
+
+    fn: Callable[..., Coroutine[Any, Any, Any]]
+    args: tuple[object, ...]
+    board: Store
+    options: Options | None
+
+
 def run_local(
     fn: Callable[..., Coroutine[Any, Any, Any]],
     n: int,
     *args: object,
     store: Store | None = None,
     timeout: float | None = None,
+    options: Options | None = None,
 ) -> list[Any]:
     """Run ``fn(collective, rank, *args)`` in n new processes and return the results by rank.
 
@@ -74,6 +86,7 @@ def run_local(
         args: further arguments, the same for each.
         store: the board; default: one that this process hosts meanwhile.
         timeout: seconds until all must be done; None for no limit.
+        options: the settings of every worker.
 
     Raises:
         UsageError: ``fn`` is not a coroutine function, or n is less than 1.
@@ -87,19 +100,13 @@ def run_local(
         raise UsageError(f"{n!r} workers cannot be started: give an integer >= 1")
     board = store if store is not None else TCPBoard(port=0, serve=True)
     with board if isinstance(board, TCPBoard) else contextlib.nullcontext():
-        return _Workers(fn, n, args, board).run(timeout)
+        return _Workers(n, _Job(fn, args, board, options)).run(timeout)
 
 
 class _Workers:
     """The processes, from start to end."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Coroutine[Any, Any, Any]],
-        n: int,
-        args: tuple[object, ...],
-        board: Store,
-    ) -> None:
+    def __init__(self, n: int, job: _Job) -> None:
         context = multiprocessing.get_context("spawn")
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection[Any, Any]] = []
@@ -108,7 +115,7 @@ class _Workers:
             for rank in range(n):
                 here, there = context.Pipe()
                 process = context.Process(
-                    target=_work, args=(there, board, fn, rank, args), name=f"{NAME}:{rank}"
+                    target=_work, args=(there, rank, job), name=f"{NAME}:{rank}"
                 )
                 self._pipes.append(here)
                 process.start()
@@ -191,16 +198,10 @@ class _Workers:
 # --- in the child ---
 
 
-def _work(
-    pipe: Connection[Any, Any],
-    board: Store,
-    fn: Callable[..., Coroutine[Any, Any, Any]],
-    rank: int,
-    args: tuple[object, ...],
-) -> None:
+def _work(pipe: Connection[Any, Any], rank: int, job: _Job) -> None:
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            report = _Report(result=pickle.dumps(runner.run(_main(pipe, board, fn, rank, args))))
+            report = _Report(result=pickle.dumps(runner.run(_main(pipe, rank, job))))
     except asyncio.CancelledError:
         return  # the parent is gone, nobody is left to tell
     except Exception as error:
@@ -211,20 +212,15 @@ def _work(
         return  # the same
 
 
-async def _main(
-    pipe: Connection[Any, Any],
-    board: Store,
-    fn: Callable[..., Coroutine[Any, Any, Any]],
-    rank: int,
-    args: tuple[object, ...],
-) -> Any:
+async def _main(pipe: Connection[Any, Any], rank: int, job: _Job) -> Any:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
     loop.add_reader(pipe.fileno(), task.cancel)  # readable only when the parent has gone
     try:
-        async with open_collective(f"{NAME}:{rank}", store=board) as collective:
-            return await fn(collective, rank, *args)
+        address = f"{NAME}:{rank}"
+        async with open_collective(address, store=job.board, options=job.options) as collective:
+            return await job.fn(collective, rank, *job.args)
     finally:
         loop.remove_reader(pipe.fileno())
 
