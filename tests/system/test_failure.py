@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from aiocomm.errors import PeerClosedError, PeerLostError
-
 from aiocomm.transport import select
 
 from ..processes import Stage, Workers
