@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import inspect
 import multiprocessing
+import os
 import pickle
+import signal
 import time
 import traceback
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from .collective import open as open_collective
-from .errors import PeerError, PeerLostError, UsageError
+from .errors import PeerLostError, UsageError
 from .loops import new_event_loop
 from .rendezvous.tcp import TCPBoard
 
@@ -35,6 +37,9 @@ NAME = "worker"
 
 GRACE = 1.0
 """Seconds that the others get, once one has failed, to report a better reason or to end."""
+
+ORPHAN_GRACE = 5.0
+"""Seconds that a worker whose parent is gone gets to close before it is ended where it stands."""
 
 
 class RemoteTraceback(Exception):
@@ -54,7 +59,11 @@ class _Report:
 
     result: bytes | None = None
     error: bytes | None = None
-    traceback: str = ""
+    traceback: str = ""  # empty with an error: the worker died without a word
+
+
+class _Orphaned(Exception):
+    """The parent is gone, nobody is left to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,8 @@ def run_local(
         options: the settings of every worker.
 
     Raises:
-        UsageError: ``fn`` is not a coroutine function, or n is less than 1.
+        UsageError: ``fn`` is not a coroutine function, n is less than 1, or ``fn`` or ``args``
+            cannot be pickled.
         TimeoutError: not all were done in time; names those that were not.
         PeerLostError: a worker died without a word.
         Exception: whatever a worker raised, with its traceback as the cause; the others are ended.
@@ -118,9 +128,9 @@ class _Workers:
                     target=_work, args=(there, rank, job), name=f"{NAME}:{rank}"
                 )
                 self._pipes.append(here)
-                process.start()
+                with there:
+                    _start(process, job.fn)
                 self._processes.append(process)
-                there.close()
         except BaseException:
             self._end()
             raise
@@ -167,7 +177,7 @@ class _Workers:
         deadline = time.monotonic() + GRACE
         while self._running() and self._reason() is None and self._collect(deadline):
             pass
-        error, text = self._reason() or self._errors()[0]
+        error, text = self._reason() or self._errors()[0]  # in the order in which they came
         raise error from RemoteTraceback(text) if text else None
 
     def _errors(self) -> list[tuple[Exception, str]]:
@@ -178,8 +188,10 @@ class _Workers:
         ]
 
     def _reason(self) -> tuple[Exception, str] | None:
-        errors = self._errors()
-        return next((found for found in errors if not isinstance(found[0], PeerError)), None)
+        for error, text in self._errors():
+            if not isinstance(error, PeerLostError) or not text:
+                return error, text
+        return None
 
     def _end(self) -> None:
         for process in self._processes:
@@ -195,32 +207,58 @@ class _Workers:
             pipe.close()
 
 
+def _start(process: SpawnProcess, fn: object) -> None:
+    try:
+        process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{fn!r} or its arguments cannot be sent to a new process ({error}): define the "
+            "function at the top of a module, and pass what pickle takes"
+        ) from error
+
+
 # --- in the child ---
 
 
 def _work(pipe: Connection[Any, Any], rank: int, job: _Job) -> None:
+    # The terminal interrupts every process of the job: the parent ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             report = _Report(result=pickle.dumps(runner.run(_main(pipe, rank, job))))
+    except _Orphaned:
+        return
     except asyncio.CancelledError:
-        return  # the parent is gone, nobody is left to tell
+        failure = RuntimeError(f"{NAME}:{rank} let a cancellation of its own escape")
+        report = _Report(error=_dump(failure), traceback=traceback.format_exc())
     except Exception as error:
         report = _Report(error=_dump(error), traceback=traceback.format_exc())
-    try:
+    with contextlib.suppress(ConnectionError):  # the parent has gone meanwhile
         pipe.send(report)
-    except BrokenPipeError:
-        return  # the same
 
 
 async def _main(pipe: Connection[Any, Any], rank: int, job: _Job) -> Any:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
-    loop.add_reader(pipe.fileno(), task.cancel)  # readable only when the parent has gone
+    orphaned = False
+
+    def parent_gone() -> None:
+        nonlocal orphaned
+        orphaned = True
+        loop.remove_reader(pipe.fileno())
+        loop.call_later(ORPHAN_GRACE, os._exit, 1)
+        task.cancel()
+
+    loop.add_reader(pipe.fileno(), parent_gone)  # the parent writes nothing
     try:
         address = f"{NAME}:{rank}"
         async with open_collective(address, store=job.board, options=job.options) as collective:
             return await job.fn(collective, rank, *job.args)
+    except asyncio.CancelledError:
+        if orphaned:
+            raise _Orphaned from None
+        raise
     finally:
         loop.remove_reader(pipe.fileno())
 
