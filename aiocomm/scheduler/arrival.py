@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ProtocolError
 from ..packing import Block, outline, plan, scatter
 from ..payload import Kind, TensorSpec, as_bytes, buffer_sizes, tensor_spec, unpack
+from ..payload_table import is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,7 @@ class Arrival:
             buffers = scatter(self.plan, self.blocks, len(self.sizes))
         elif isinstance(self.body, tuple):
             buffers = self.body
-        elif self.body:
+        elif self.body or is_tensor(self.meta):  # an empty tensor has a buffer, and no body
             buffers = outline(self.body, buffer_sizes(self.kind, self.meta))
         return unpack(self.meta, buffers)
 
