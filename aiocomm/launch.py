@@ -25,7 +25,7 @@ from .loops import new_event_loop
 from .rendezvous.tcp import TCPBoard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
@@ -209,12 +209,24 @@ class _Workers:
 
 def _start(process: SpawnProcess, fn: object) -> None:
     try:
-        process.start()
+        with _interrupts_held():
+            process.start()
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"{fn!r} or its arguments cannot be sent to a new process ({error}): define the "
             "function at the top of a module, and pass what pickle takes"
         ) from error
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold SIGINT back: a process started meanwhile inherits that, and so is not interrupted in
+    the second that its imports take, before it can say that it does not want to be."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # --- in the child ---
@@ -223,6 +235,7 @@ def _start(process: SpawnProcess, fn: object) -> None:
 def _work(pipe: Connection[Any, Any], rank: int, job: _Job) -> None:
     # The terminal interrupts every process of the job: the parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             report = _Report(result=pickle.dumps(runner.run(_main(pipe, rank, job))))

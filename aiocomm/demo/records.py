@@ -98,7 +98,7 @@ class Books:
         sent: by number of the message.
         received: by number of the message.
         routes: what its sends went by, as the group's statistics say.
-        threads: least and most native threads, once the first message of each direction was there.
+        threads: least and most native threads, since the last route was set up.
         lag: of its event loop.
     """
 

@@ -66,7 +66,7 @@ class DirectionReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """One process; threads are the least and the most seen after each direction's first message."""
+    """One process; threads are the least and the most seen once every route was set up."""
 
     role: str
     address: str
