@@ -128,7 +128,6 @@ class Collective:
 
     async def _open(self) -> None:
         loop = self._runtime.loop
-        await self._store.aopen()
         self._heart = Heart(self.options)
         self._listener = await Listener.open(
             self._store.host,
@@ -166,7 +165,6 @@ class Collective:
             if self._listener is not None:
                 await self._listener.aclose()
             self._runtime.close()
-            await self._store.aclose()
 
     # --- groups ---
 
@@ -316,16 +314,15 @@ async def open(
         if not address:
             raise AddressError("no address: give one, or set AIOCOMM_ADDRESS to 'name:rank'")
     parsed = WorkerAddress.parse(address)
-    collective = Collective(
-        parsed, store if store is not None else TCPBoard.from_env(), options or Options()
-    )
-    try:
-        await collective._open()
-        yield collective
-    except BaseException:
-        await collective.abort()
-        raise
-    await collective.aclose()
+    async with store if store is not None else TCPBoard.from_env() as board:
+        collective = Collective(parsed, board, options or Options())
+        try:
+            await collective._open()
+            yield collective
+        except BaseException:
+            await collective.abort()
+            raise
+        await collective.aclose()
 
 
 def _key(members: Members, name: str) -> str:
