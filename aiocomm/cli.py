@@ -17,13 +17,14 @@ def main() -> None:
     """Run the command line on ``sys.argv``; leaves by ``SystemExit`` with the command's status."""
     try:
         from .demo.command import app
+
+        app()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in EXTRAS:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
             raise
         print(
-            f"aiocomm: the command line needs the package {error.name}: "
-            "pip install 'aiocomm[demo]'",
+            f"aiocomm: the command line needs the package {package}: pip install 'aiocomm[demo]'",
             file=sys.stderr,
         )
         sys.exit(2)
-    app()
