@@ -1,0 +1,54 @@
+"""Which routes are proposed, and what is made of a name."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiocomm.errors import ProtocolError
+from aiocomm.options import Options
+from aiocomm.transport.gloo import GlooRoute
+from aiocomm.transport.select import ROUTES, candidates, make_route
+from aiocomm.transport.stream import StreamRoute
+
+LINK: Any = SimpleNamespace(local_host="127.0.0.1")
+
+
+def made(name: str) -> Any:
+    return make_route(
+        name,
+        label="g/x/0",
+        link=LINK,
+        loop=asyncio.get_running_loop(),
+        sending=True,
+        publish=lambda key, value: None,
+        stall_timeout=5.0,
+    )
+
+
+def test_the_route_of_last_resort_comes_last() -> None:
+    assert candidates(None) == ROUTES == ("gloo", "link")
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_a_pinned_route_is_the_only_one(name: str) -> None:
+    assert candidates(name) == (name,)
+    assert Options(route=name).route == name
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("name", "kind"), [("gloo", GlooRoute), ("link", StreamRoute)])
+async def test_every_name_makes_its_route(name: str, kind: type) -> None:
+    route = made(name)
+    assert type(route) is kind
+    assert route.name == name
+    await route.aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_name_of_another_version_is_the_peers_fault() -> None:
+    with pytest.raises(ProtocolError, match="route 'nccl' that is not known here"):
+        made("nccl")
