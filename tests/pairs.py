@@ -9,7 +9,8 @@ between processes is in tests/system.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -34,8 +35,14 @@ each_wire = pytest.mark.parametrize("route", ROUTES[1:])
 
 
 def ramp(size: int, start: int = 0) -> torch.Tensor:
-    """A uint8 tensor whose bytes tell where they belong."""
-    return ((torch.arange(size) + start) % 251).to(torch.uint8)
+    """A uint8 tensor of up to 16 MiB, whose bytes tell where they belong."""
+    first = start % 251
+    return _ramp()[first : first + size].clone()
+
+
+@functools.cache
+def _ramp() -> torch.Tensor:
+    return (torch.arange((16 << 20) + 251, dtype=torch.int32) % 251).to(torch.uint8)
 
 
 def options_for(route: str, **settings: Any) -> Options:
@@ -70,8 +77,8 @@ async def ready(*groups: CollectiveGroup) -> None:
     await asyncio.gather(*(group.ready() for group in groups))
 
 
-async def until(condition: Any) -> None:
+async def until(condition: Callable[[], object], pause: float = 0.001) -> None:
     """Let the loop turn until the condition holds; for what nothing announces."""
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(pause)

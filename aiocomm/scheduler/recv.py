@@ -92,6 +92,7 @@ class RecvLane:
         self._quiet = False  # failures that nobody retrieves are no news
         self._broke: list[Incoming] = []  # their transfers failed; until it is known why
         self._performing = False
+        self._inbound = 0  # what its route takes in, to keep or to drop
         self._settling: asyncio.Event | None = None
         self._link: Link | None = None
         self._error: AiocommError | None = None
@@ -110,8 +111,8 @@ class RecvLane:
 
     @property
     def moving(self) -> int:
-        """Bulk messages that move in."""
-        return self._order.moving
+        """Bulk messages that move in, those included that nobody gets any more."""
+        return self._inbound
 
     def submit(self, work: RecvWork) -> None:
         """Put a call of recv in line; it may be done when this returns."""
@@ -174,11 +175,11 @@ class RecvLane:
         self._perform(self._order.lose(keep_moving=keep_moving))
 
     async def settle(self) -> None:
-        """Wait until no bulk message is on the move.
+        """Wait until no bulk message moves in.
 
         Cancellation: safe.
         """
-        if self._order.moving:
+        if self._inbound:
             self._settling = asyncio.Event()
             await self._settling.wait()
 
@@ -206,8 +207,6 @@ class RecvLane:
                 self._HANDLERS[type(action)](self, action)
         finally:
             self._performing = False
-        if self._settling is not None and not self._order.moving:
-            self._settling.set()
 
     def _deliver(self, action: Deliver) -> None:
         message = action.message
@@ -268,7 +267,7 @@ class RecvLane:
         except (MemoryError, RuntimeError) as error:  # torch says RuntimeError when out of memory
             self._transfer_failed(message, error)
             return
-        self._when_moved(self._route.receive(blocks), message)
+        self._when_moved(self._taken_in(self._route.receive(blocks)), message)
 
     def _linger(self, action: Linger) -> None:
         message = action.message
@@ -305,7 +304,8 @@ class RecvLane:
     def _discard(self, action: Discard) -> None:
         arrival = action.message.owner
         assert self._route is not None
-        drained = self._route.discard([block.nbytes for block in arrival.plan])
+        sizes = [block.nbytes for block in arrival.plan]
+        drained = self._taken_in(self._route.discard(sizes))
 
         def done(future: asyncio.Future[None]) -> None:
             error = None if future.cancelled() else future.exception()
@@ -330,6 +330,17 @@ class RecvLane:
         except AiocommError as error:
             # The link is down and about to say so; a call of recv is not the one to hear of it.
             log.debug("a %s frame was not sent: %s", kind.name, error)
+
+    def _taken_in(self, moved: asyncio.Future[None]) -> asyncio.Future[None]:
+        """Count a move of the route, until it ends."""
+        self._inbound += 1
+        moved.add_done_callback(self._count_down)
+        return moved
+
+    def _count_down(self, _: object) -> None:
+        self._inbound -= 1
+        if self._settling is not None and not self._inbound:
+            self._settling.set()
 
     def _when_moved(self, moved: asyncio.Future[Any], message: Incoming) -> None:
         def done(future: asyncio.Future[Any]) -> None:

@@ -76,11 +76,11 @@ async def test_a_recv_cancelled_between_delivery_and_wake_up(
 async def test_a_recv_cancelled_in_mid_transfer_hands_its_message_on(route: str) -> None:
     async with pair(route) as (a, b):
         await ready(a, b)
-        size = 4 << 20
+        size = 16 << 20
         abandoned = bytes_of(size)
         recv = b.recv_tensor(abandoned)
         send = a.send_tensor(ramp(size))
-        await until(lambda: b._session.receiving.moving)
+        await until(lambda: b._session.receiving.moving, pause=0)
         assert recv.cancel()
         got = await b.recv_tensor(bytes_of(size))
         assert torch.equal(got, ramp(size))

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from aiocomm.errors import PeerClosedError, PeerLostError
-from aiocomm.transport import select
 
 from ..processes import Stage, Workers
 from .members import group_with, member, outcomes
@@ -31,7 +30,6 @@ def _loss(error: BaseException | None) -> str:
 
 async def survivor(stage: Stage, **settings: Any) -> float:
     """Rank 0: much is pending with the victim, and another group is at work; when it ended."""
-    select.LEAST_STALL = STALL
     async with member(stage, **settings) as collective:
         group, other = group_with(collective, 1), group_with(collective, 2)
         buffer = torch.empty(HUGE, dtype=torch.uint8)
@@ -40,7 +38,7 @@ async def survivor(stage: Stage, **settings: Any) -> float:
         chained = works[0].then(lambda _: None)
         # What is sent has gone at once where it is small; what is received, the same.
         while not group._session.receiving.moving:  # noqa: ASYNC110  (nothing announces it)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         stage.set("moving")
         failed = asyncio.create_task(outcomes([*works, chained]))
         exchanged = 0
@@ -80,7 +78,7 @@ async def echo(stage: Stage, **settings: Any) -> None:
 @pytest.mark.parametrize("route", ["gloo", "link"])
 def test_the_death_of_a_peer_in_mid_transfer(loop_name: str, route: str) -> None:
     with Workers(3, loop=loop_name) as workers:
-        alive = workers.start(survivor, route=route, peer_timeout=STALL)
+        alive = workers.start(survivor, route=route, stall_timeout=STALL)
         dying = workers.start(victim, route=route)
         workers.start(echo, route=route)
         workers.wait("moving")
@@ -91,7 +89,7 @@ def test_the_death_of_a_peer_in_mid_transfer(loop_name: str, route: str) -> None
 
 
 def test_a_peer_that_hangs_in_mid_transfer(loop_name: str) -> None:
-    settings = {"peer_timeout": 1.0, "heartbeat_interval": 0.2}
+    settings = {"peer_timeout": 1.0, "heartbeat_interval": 0.2, "stall_timeout": STALL}
     with Workers(3, loop=loop_name) as workers:
         alive = workers.start(survivor, **settings)
         hanging = workers.start(victim, **settings)
