@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiocomm")
 
 VERDICT_DELAY = 0.5
-"""Seconds that a failed transfer waits for the link to say that the peer is lost."""
+"""Seconds that a failed transfer waits for the link to say that the peer is lost, and that bulk
+which has left waits for its route to say so once the peer is gone."""
 
 
 class State(enum.Enum):
@@ -251,16 +252,17 @@ class Session:
             self.receiving.lose(error, keep_moving=False)
 
     def _lose(self, error: AiocommError) -> None:
+        # One that says goodbye may have taken bulk whole whose route tells so a moment later.
+        graceful = isinstance(error, PeerClosedError)
+        error.group, error.peer = self._where["group"], self._where["peer"]
+        if self._bulk is not None and not graceful:
+            self._bulk.sever()
         if self.state not in LIVE:
-            self.sending.close(error)  # a drain waits in vain
+            self.sending.close(error, keep_moving=graceful)  # a drain waits in vain
             return
         self.state = State.LOST
-        error.group, error.peer = self._where["group"], self._where["peer"]
         self._error = error
-        graceful = isinstance(error, PeerClosedError)
-        if self._bulk is not None:
-            self._bulk.sever(End.SENDING if graceful else None)
-        self.sending.close(error)
+        self.sending.close(error, keep_moving=graceful)
         self.receiving.lose(error, keep_moving=graceful)
         self._linked.set()
         self._closing = self._runtime.loop.create_task(self._tear_down())
@@ -308,7 +310,10 @@ class Session:
     async def _drain(self) -> None:
         timeout = self._runtime.options.close_timeout
         try:
-            await asyncio.wait_for(self.sending.drain(), timeout)
+            async with asyncio.timeout(timeout):
+                await self.sending.drain()
+                # Nobody gets it any more, but a transfer that is cut leaves its backend in a mess.
+                await self.receiving.settle()
         except TimeoutError:
             log.warning(
                 "group %s: %d sends are dropped at close: %s did not take them within %g s",
@@ -327,9 +332,10 @@ class Session:
             await asyncio.wait([self._connecting])
         if self._link is not None:
             self._link.abort()
+        await self.sending.settle(VERDICT_DELAY)
         if self._bulk is not None:
-            if self.receiving.moving:
-                # The peer said goodbye after it had sent them: they are about to be here.
+            self._bulk.sever(End.SENDING)
+            if self.state is State.LOST:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._runtime.options.close_timeout):
                         await self.receiving.settle()

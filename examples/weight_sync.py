@@ -1,4 +1,4 @@
-"""Weights go one way while trajectories come back: two directions that never wait for each other."""
+"""Weights go one way while trajectories come back: neither direction waits for the other."""
 
 from __future__ import annotations
 

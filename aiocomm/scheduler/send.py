@@ -65,6 +65,7 @@ class SendLane:
         self._error: AiocommError | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Event | None = None
+        self._moving: dict[Outgoing, asyncio.Future[None]] = {}  # bulk that its route has
         self.traffic = Traffic()
 
     @property
@@ -119,18 +120,39 @@ class SendLane:
         else:
             log.warning("a send that had completed was not taken: %s", error)
 
-    def close(self, error: AiocommError, *, quiet: bool = False) -> None:
-        """The direction is over: whatever is pending fails with the error."""
+    def close(self, error: AiocommError, *, quiet: bool = False, keep_moving: bool = False) -> None:
+        """The direction is over: whatever is pending fails with the error.
+
+        Args:
+            error: why.
+            quiet: failures that nobody retrieves are no news.
+            keep_moving: bulk that its route has already may still end well, until ``settle``.
+        """
         if self._error is not None:
             return
         self._error = error
         if self._starting is not None:
             self._starting.cancel()
         for entry in self._order.close():
+            if keep_moving and entry in self._moving:
+                continue
             work: SendWork = entry.owner
             work._fail(error, quiet=quiet)
             entry.owner = work._packed = None
         self._note_idle()
+
+    async def settle(self, timeout: float) -> None:
+        """Wait until no bulk moves any more, at most so many seconds; what is left then fails.
+
+        Cancellation: safe, what is left fails all the same.
+        """
+        try:
+            late = [moved for entry, moved in self._moving.items() if entry.owner is not None]
+            if late:
+                await asyncio.wait(late, timeout=timeout)
+        finally:
+            for entry in self._moving:
+                self._end_late(entry, self._error)
 
     async def drain(self) -> None:
         """Wait until no send is pending.
@@ -205,17 +227,31 @@ class SendLane:
         head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=True)
         link.send(ENVELOPE, entry.sequence, head)
         moved = route.send(blocks)
+        self._moving[entry] = moved
         moved.add_done_callback(lambda future: self._transferred(entry, route.name, future))
         return self._order.started(entry)
 
     def _transferred(self, entry: Outgoing, route: str, moved: asyncio.Future[None]) -> None:
         error = None if moved.cancelled() else moved.exception()
+        del self._moving[entry]
         if self._error is not None:
-            return
-        if error is None:
+            self._end_late(entry, error)
+        elif error is None:
             self._sent(entry, route)
         else:
             self._broken(as_route_error(error))
+
+    def _end_late(self, entry: Outgoing, error: BaseException | None) -> None:
+        """A message whose direction was over before its route was done with it."""
+        work: SendWork | None = entry.owner
+        if work is None:
+            return
+        entry.owner = work._packed = None
+        if error is None:
+            work._finish(None)
+        else:
+            assert self._error is not None
+            work._fail(self._error)
 
     def _sent(self, entry: Outgoing, route: str) -> None:
         work: SendWork = entry.owner

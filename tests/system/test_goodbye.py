@@ -1,0 +1,103 @@
+"""A peer that has taken everything closes at once: the sends that it took still end well.
+
+The route of a bulk message may tell that it is done only after the peer's goodbye has come over the
+link. Here it always does: the sender's process holds that news back until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import aiocomm
+from aiocomm.errors import AiocommError, PeerClosedError
+from aiocomm.scheduler import SendLane
+from aiocomm.session import Session
+
+from ..processes import Stage, Workers
+
+MEMBERS = ["trainer:0", "rollout:0"]
+BULK = 128 * 1024  # float32s: large enough for a bulk route, and the kernel's buffers can hold them
+
+
+@contextlib.contextmanager
+def news_after_the_goodbye() -> Iterator[None]:
+    held: list[Callable[[], None]] = []
+    transferred, link_lost = SendLane._transferred, Session.link_lost
+
+    def hold(self: SendLane, *arguments: Any) -> None:
+        held.append(partial(transferred, self, *arguments))
+
+    def lose(self: Session, error: Any) -> None:
+        link_lost(self, error)
+        for release in held:
+            release()
+
+    with patch.object(SendLane, "_transferred", hold), patch.object(Session, "link_lost", lose):
+        yield
+
+
+async def give(stage: Stage, board: aiocomm.TCPBoard, options: aiocomm.Options, how: str) -> str:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(news_after_the_goodbye())
+        opened = aiocomm.open(MEMBERS[0], store=board, options=options)
+        group = (await stack.enter_async_context(opened)).create_collective_group(MEMBERS)
+        work = group.send(torch.ones(BULK))
+        if how == "waiting":
+            await work
+        else:
+            await group.aclose()
+        error = work.exception()
+        return f"failed: {error}" if error else "taken"
+
+
+async def take_and_go(stage: Stage, board: aiocomm.TCPBoard, options: aiocomm.Options) -> float:
+    async with aiocomm.open(MEMBERS[1], store=board, options=options) as collective:
+        return float((await collective.create_collective_group(MEMBERS).recv()).sum())
+
+
+@pytest.mark.parametrize("how", ["waiting", "closing"])
+@pytest.mark.parametrize("route", ["gloo", "link"])
+def test_a_send_that_was_taken_whole_does_not_fail_with_the_goodbye(
+    loop_name: str, route: str, how: str
+) -> None:
+    options = aiocomm.Options(route=route)
+    with aiocomm.TCPBoard(port=0, serve=True) as board, Workers(2, loop=loop_name) as workers:
+        workers.start(give, board, options, how)
+        workers.start(take_and_go, board, options)
+        assert workers.join() == ["taken", float(BULK)]
+
+
+async def send_too_much(stage: Stage, board: aiocomm.TCPBoard) -> tuple[float, str | None]:
+    options = aiocomm.Options(prefetch_bytes=0)
+    async with aiocomm.open(MEMBERS[0], store=board, options=options) as collective:
+        group = collective.create_collective_group(MEMBERS)
+        await group.send(torch.zeros(BULK))
+        begin = asyncio.get_running_loop().time()
+        try:
+            await group.send(torch.ones(BULK))
+        except PeerClosedError as error:
+            return asyncio.get_running_loop().time() - begin, error.group
+        raise AiocommError("a message that nobody took counts as sent")
+
+
+async def take_one(stage: Stage, board: aiocomm.TCPBoard) -> None:
+    options = aiocomm.Options(prefetch_bytes=0)
+    async with aiocomm.open(MEMBERS[1], store=board, options=options) as collective:
+        await collective.create_collective_group(MEMBERS).recv()
+
+
+def test_a_send_that_nobody_took_fails_soon(loop_name: str) -> None:
+    with aiocomm.TCPBoard(port=0, serve=True) as board, Workers(2, loop=loop_name) as workers:
+        workers.start(send_too_much, board)
+        workers.start(take_one, board)
+        (seconds, group), _ = workers.join()
+    assert seconds < 5
+    assert group == "rollout:0|trainer:0"
