@@ -250,7 +250,7 @@ class BulkRoutes:
             loop=self._runtime.loop,
             sending=end is End.SENDING,
             publish=publish,
-            peer_timeout=self._runtime.options.peer_timeout,
+            stall_timeout=self._runtime.options.stall_timeout,
         )
         self._ends[end] = route
         self._made.append(route)

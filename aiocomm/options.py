@@ -11,6 +11,7 @@ from .errors import UsageError
 
 KIB = 1024
 MIB = 1024 * KIB
+LONGEST_STALL = 7 * 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,11 @@ class Options:
         peer_timeout: seconds of silence after which the peer is taken for lost. The death of a
             process is seen at once and that of a host by the kernel's keep-alive; this one is for
             peers that hang, so it must be longer than the longest stall of a healthy event loop.
+        stall_timeout: seconds that a chunk (16 MiB) of a bulk message may take on the gloo route,
+            once both ends are at it; then the direction is broken. For so long Gloo may hold the
+            chunk in which a peer died, and its threads, past ``aclose`` too: nothing but its own
+            time-out ends that. A busy loop delays the start of a chunk, so this too must be longer
+            than the longest stall of a healthy one.
         close_timeout: seconds that ``aclose`` gives pending sends to reach the peer.
         route: carry every bulk message by this route (``"gloo"``, ``"link"``), for tests and
             diagnosis; None chooses by placement.
@@ -40,6 +46,7 @@ class Options:
     connect_timeout: float = 300.0
     heartbeat_interval: float = 1.0
     peer_timeout: float = 30.0
+    stall_timeout: float = 30.0
     close_timeout: float = 10.0
     route: str | None = None
 
@@ -53,10 +60,16 @@ class Options:
             "connect_timeout",
             "heartbeat_interval",
             "peer_timeout",
+            "stall_timeout",
             "close_timeout",
         ):
             if not getattr(self, name) > 0:
                 raise UsageError(f"option {name} is {getattr(self, name)!r}: give more than 0")
+        if not self.stall_timeout <= LONGEST_STALL:
+            raise UsageError(
+                f"option stall_timeout is {self.stall_timeout!r}: at most {LONGEST_STALL:g} s, "
+                "Gloo cannot count further"
+            )
         if self.eager_limit > 8 * MIB:
             raise UsageError(f"option eager_limit is {self.eager_limit}: at most 8 MiB fit a frame")
         if self.route not in (None, "gloo", "link"):

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from aiocomm.errors import UsageError
-from aiocomm.options import KIB, MIB, Options
+from aiocomm.options import KIB, LONGEST_STALL, MIB, Options
 
 FIELDS = [field.name for field in dataclasses.fields(Options)]
 
@@ -51,6 +51,13 @@ def test_an_eager_message_must_fit_a_frame() -> None:
     assert Options(eager_limit=8 * MIB).eager_limit == 8 * MIB
     with pytest.raises(UsageError, match="at most 8 MiB"):
         Options(eager_limit=8 * MIB + 1)
+
+
+@pytest.mark.parametrize("value", [LONGEST_STALL + 1, float("inf")])
+def test_a_stall_must_end_some_time(value: float) -> None:
+    assert Options(stall_timeout=LONGEST_STALL).stall_timeout == LONGEST_STALL
+    with pytest.raises(UsageError, match=f"option stall_timeout is {value!r}"):
+        Options(stall_timeout=value)
 
 
 @pytest.mark.parametrize("route", [None, "gloo", "link"])

@@ -8,15 +8,19 @@ Rejected: ``work.wait()`` in an executor (a thread for each operation), and poll
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import UsageError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     import torch
     import torch.distributed as dist
+
+T = TypeVar("T")
 
 
 def watch(work: dist.Work, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
@@ -35,26 +39,81 @@ def watch(work: dist.Work, loop: asyncio.AbstractEventLoop) -> asyncio.Future[No
     future: asyncio.Future[None] = loop.create_future()
 
     def ended(native: torch.futures.Future[Any]) -> None:
-        error: BaseException | None = None
-        try:
-            native.value()
-        except Exception as caught:
-            error = caught
+        error = _error(native)
         try:
             loop.call_soon_threadsafe(_settle, future, error)
         except RuntimeError:
             if not loop.is_closed():
                 raise
 
+    _native(work).add_done_callback(ended)
+    return future
+
+
+class Completions(Generic[T]):
+    """The ends of many works, told in the order in which they ended, several at a time.
+
+    For streams: a future, and a wake-up of the loop, for each work cost more than the bytes of a
+    small tensor do.
+
+    Args:
+        loop: where ``ended`` is called; ``add`` belongs on its thread.
+        ended: called with the token of a work and its error or None; not any more once the loop is
+            closed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ended: Callable[[T, BaseException | None], None],
+    ) -> None:
+        self._loop = loop
+        self._ended = ended
+        self._over: deque[tuple[T, BaseException | None]] = deque()
+        self._told = False  # the loop will look; two threads that both tell it do no harm
+
+    def add(self, work: dist.Work, token: T) -> None:
+        """Tell the end of this work.
+
+        Raises:
+            UsageError: the work has no future.
+        """
+
+        def over(native: torch.futures.Future[Any]) -> None:
+            self._over.append((token, _error(native)))
+            if self._told:
+                return
+            self._told = True
+            try:
+                self._loop.call_soon_threadsafe(self._tell)
+            except RuntimeError:
+                if not self._loop.is_closed():
+                    raise
+
+        _native(work).add_done_callback(over)
+
+    def _tell(self) -> None:
+        self._told = False  # before looking: what ends from now on wakes the loop again
+        while self._over:
+            self._ended(*self._over.popleft())
+
+
+def _native(work: dist.Work) -> torch.futures.Future[Any]:
     try:
-        native = work.get_future()
+        return work.get_future()
     except RuntimeError as error:
         raise UsageError(
             f"{type(work).__name__} has no future, so nothing announces its end: use a collective "
             "(a broadcast in a group of two instead of isend and irecv)"
         ) from error
-    native.add_done_callback(ended)
-    return future
+
+
+def _error(native: torch.futures.Future[Any]) -> BaseException | None:
+    try:
+        native.value()
+    except Exception as error:
+        return error
+    return None
 
 
 def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:

@@ -7,13 +7,15 @@ not know of links, messages or payloads: Gloo's own rendezvous goes through ``pu
 ``deliver``. Large blocks go in chunks, so that a discarded message costs little memory; a window
 of them is in flight, so that Gloo never runs dry and issuing never holds the loop for long.
 
-A transfer is issued only when the peer has said that its buffers are there. So no operation waits
-for the peer's user, and the time-out of one tells a stalled connection. That is needed since Gloo
-forgets the operation in the middle of its payload when the connection breaks (``signalException``
-in its tcp/pair.cc leaves it out): nothing but its own time-out ends it. Gloo's two threads may end
-operations out of order; futures complete in order nevertheless. Rejected: no time-out (a thread,
-and the caller's buffers, would be lost with every peer that dies in the middle of a chunk), and one
-without that readiness (it would break the route of a peer that is merely slow to receive).
+The sender issues a chunk only when the receiver has said that it has issued the same one. So no
+operation waits for the peer's user, and the time-out of one tells a stalled connection. That is
+needed since Gloo forgets the operation in the middle of its payload when the connection breaks
+(``signalException`` in its tcp/pair.cc leaves it out): nothing but its own time-out ends it. What
+the receiver says is a count, told once for all that it issued in one turn of its loop. Gloo's two
+threads may end operations out of order; futures complete in order nevertheless. Rejected: no
+time-out (a thread, and the caller's buffers, would be lost with every peer that dies in the middle
+of a chunk), and one without that count (it would break the route of a peer that is merely slow to
+receive). How else the forgotten operation might be ended, and why not, stands in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -21,35 +23,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import functools
 import logging
-import threading
+import struct
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..errors import AiocommError, RouteError, UsageError
-from .completion import watch
+from ..errors import AiocommError, ProtocolError, RouteError, UsageError
+from .completion import Completions
 from .gloo_pair import GlooPair
+from .gloo_transfer import MIB, Transfer, longest_chunk
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Sequence
 
 log = logging.getLogger(__name__)
 
-MIB = 1024 * 1024
-CHUNK = 64 * MIB  # both sides cut alike: part of the protocol
-# In flight at once: enough to outlast a loop that is busy for some 50 ms, few enough that issuing
-# them (20 to 50 us each) does not hold the loop.
+# What a receiver issues ahead: enough to outlast a loop that is busy for some 50 ms, few enough
+# that issuing them (20 to 50 us each) does not hold the loop. A sender follows.
 WINDOW_CHUNKS = 32
 WINDOW_BYTES = 256 * MIB
-# Seconds after which a broken transfer is failed though Gloo has not ended it. Gloo touches its
+# Seconds after which a broken transfer is failed though Gloo has not ended it: it touches its
 # buffers no more once the connection is shut down, but holds them until its own time-out.
 SEVER_GRACE = 0.25
 # Seconds that aclose waits for what Gloo has not ended; the rest goes on in a thread.
 CLOSE_GRACE = 2.0
+_COUNT = struct.Struct("!Q")
 
 
 class _State(enum.Enum):
@@ -57,51 +59,6 @@ class _State(enum.Enum):
     OPENING = "opening"
     OPEN = "open"
     CLOSED = "closed"
-
-
-class _Transfer:
-    """The blocks of one call on their way, held until Gloo is done with the last chunk."""
-
-    __slots__ = ("_blocks", "_number", "_offset", "_sizes", "future", "outstanding", "turn")
-
-    def __init__(
-        self,
-        blocks: Sequence[torch.Tensor],
-        sizes: Sequence[int],
-        future: asyncio.Future[None],
-        turn: int,
-    ) -> None:
-        self._blocks = blocks  # one for all sizes when discarding
-        self._sizes = sizes
-        self._number = 0
-        self._offset = 0
-        self.outstanding = 0
-        self.future = future
-        self.turn = turn  # may be issued when the peer is ready for so many transfers
-
-    @property
-    def issued(self) -> bool:
-        """Whether there is no chunk left to issue."""
-        while self._number < len(self._sizes):
-            if self._offset < self._sizes[self._number]:
-                return False
-            self._number += 1
-            self._offset = 0
-        return True
-
-    def next_chunk(self) -> torch.Tensor:
-        """The next bytes to issue; only where not all are issued."""
-        size, offset = self._sizes[self._number], self._offset
-        length = min(CHUNK, size - offset)
-        self._offset = offset + length
-        if len(self._blocks) != len(self._sizes):
-            return self._blocks[0].narrow(0, 0, length)
-        block = self._blocks[self._number]
-        return block if length == size else block.narrow(0, offset, length)
-
-    def release(self) -> None:
-        """Forget the buffers."""
-        self._blocks, self._sizes, self._number = (), (), 0
 
 
 class GlooRoute:
@@ -115,9 +72,7 @@ class GlooRoute:
         local_host: numeric address to bind; ``GLOO_SOCKET_IFNAME`` wins where set.
         publish: sends a key and value to the peer's route of the same name, which takes it by
             ``deliver``, in order. Called on the loop.
-        timeout: seconds that ``open`` may take.
-        stall_timeout: seconds that one chunk may take between two peers that are ready for it;
-            after that the route is broken. Also how long Gloo may hold on to a broken transfer.
+        timeout: seconds that ``open`` may take; ``stall_timeout``: as in ``Options``.
     """
 
     name: Final = "gloo"
@@ -138,30 +93,26 @@ class GlooRoute:
         self._timeout = timeout
         self._loop = loop
         self._publish = publish
-        self._pair = GlooPair(
-            label,
-            0 if sending else 1,
-            local_host,
-            self._publish_from_thread,
-            timeout,
-            stall_timeout,
-        )
+        rank, publish_later = 0 if sending else 1, self._publish_from_thread
+        self._pair = GlooPair(label, rank, local_host, publish_later, timeout, stall_timeout)
         self._state = _State.NEW
         self._opened: asyncio.Future[None] | None = None
         self._closed: asyncio.Future[None] | None = None
         self._error: AiocommError | None = None  # why it is closed, if not by aclose
-        self._waiting: deque[_Transfer] = deque()  # with chunks left to issue
-        self._active: deque[_Transfer] = deque()  # not done, in order; keeps the buffers
+        self._waiting: deque[Transfer] = deque()  # with chunks left to issue
+        self._active: deque[Transfer] = deque()  # not done, in order; keeps the buffers
+        self._completions = Completions(loop, self._chunk_done)
         self._ready_key = f"{label}/ready"
-        self._ready = 0  # transfers that the peer has buffers for
-        self._turns = 0  # transfers queued so far, but for those without bytes
-        self._chunks = 0
+        self._ready = 0  # chunks that the receiver has issued, as far as the sender knows
+        self._announcing = False
+        self._issued = 0  # chunks so far
+        self._chunks = 0  # in flight
         self._bytes = 0
         self._scratch: torch.Tensor | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._closer: threading.Thread | None = None
         # An interpreter that exits would wait for ever for a group with an operation pending.
-        self._finalizer = weakref.finalize(self, _give_up, self._pair)
+        self._finalizer = weakref.finalize(self, self._pair.give_up)
 
     def __repr__(self) -> str:
         side = "sends" if self.sending else "receives"
@@ -173,13 +124,18 @@ class GlooRoute:
         """Take in what the peer's route has published; on the loop, before ``open`` too.
 
         Raises:
-            ProtocolError: it is more than any Gloo pair publishes.
+            ProtocolError: it is more than any Gloo pair publishes, or no count of chunks.
         """
         if key != self._ready_key:
             self._pair.store.deliver(key, value)
-        elif self.sending:
-            self._ready += 1
-            self._pump()
+            return
+        if not self.sending or len(value) != _COUNT.size:
+            raise ProtocolError(f"the peer's end of {self!r} says what it cannot say")
+        (ready,) = _COUNT.unpack(value)
+        if ready < self._ready:
+            raise ProtocolError(f"the peer's end of {self!r} takes back what it was ready for")
+        self._ready = ready
+        self._pump()
 
     async def open(self) -> None:
         """Construct the group, in a thread; both sides must do so. A second call waits along.
@@ -194,7 +150,7 @@ class GlooRoute:
             self._opened = self._loop.create_future()
             if self._state is _State.NEW:
                 self._state = _State.OPENING
-                self._pair.start(self._constructed_from_thread)
+                self._pair.start(lambda error: self._post(lambda: self._constructed(error)))
             else:
                 self._opened.set_exception(self._refusal())
         try:
@@ -224,10 +180,6 @@ class GlooRoute:
             reason = RouteError(f"the Gloo route {self.label!r} could not reach its peer: {error}")
             reason.__cause__ = error
             self._fail(reason)
-
-    def _constructed_from_thread(self, error: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._constructed, error)
 
     def _constructed(self, error: BaseException | None) -> None:
         if self._state is not _State.OPENING:
@@ -266,62 +218,66 @@ class GlooRoute:
         return self._queue(blocks, [block.numel() for block in blocks])
 
     def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
-        """Take the next blocks, of these sizes in bytes, and drop them; at most 64 MiB are held."""
+        """Take the next blocks, of these sizes in bytes, and drop them; at most 16 MiB are held."""
         if self.sending:
             raise UsageError(f"{self!r} cannot receive")
-        longest = min(CHUNK, max(sizes, default=0))
+        longest = longest_chunk(sizes)
         if self._scratch is None or self._scratch.numel() < longest:
             self._scratch = torch.empty(longest, dtype=torch.uint8)
-        # Never as many blocks as sizes, so that a transfer tells the two cases apart.
-        padding = (*sizes, 0) if len(sizes) == 1 else tuple(sizes)
-        return self._queue((self._scratch,), padding)
+        return self._queue((self._scratch,), sizes, scratch=True)
 
-    def _queue(self, blocks: Sequence[torch.Tensor], sizes: Sequence[int]) -> asyncio.Future[None]:
+    def _queue(
+        self, blocks: Sequence[torch.Tensor], sizes: Sequence[int], *, scratch: bool = False
+    ) -> asyncio.Future[None]:
         future = self._loop.create_future()
         if self._state is not _State.OPEN:
             future.set_exception(self._refusal())
             return future
-        if any(sizes):
-            self._turns += 1
-            if not self.sending:
-                self._publish_on_loop(self._ready_key, b"")
-                if self._error is not None:
-                    future.set_exception(self._refusal())
-                    return future
-        transfer = _Transfer(blocks, sizes, future, self._turns if any(sizes) else 0)
+        transfer = Transfer(blocks, sizes, future, scratch=scratch)
         self._active.append(transfer)
-        self._waiting.append(transfer)
-        self._pump()
-        if not transfer.turn:
+        if transfer.issued:
             self._finish_done()  # nothing else will tell
+        else:
+            self._waiting.append(transfer)
+            self._pump()
         return future
 
     def _pump(self) -> None:
         waiting = self._waiting
-        while waiting and self._chunks < WINDOW_CHUNKS and self._bytes < WINDOW_BYTES:
+        while waiting and self._may_issue():
             transfer = waiting[0]
-            if transfer.turn > self._ready and self.sending:
-                return
-            if transfer.issued:
-                waiting.popleft()
-                continue
             chunk = transfer.next_chunk()
             length = chunk.numel()
             try:
-                done = watch(self._pair.broadcast(chunk), self._loop)
+                work = self._pair.broadcast(chunk)
             except RuntimeError as error:
                 self._broken(error)
                 return
+            self._completions.add(work, (transfer, length))
             transfer.outstanding += 1
+            self._issued += 1
             self._chunks += 1
             self._bytes += length
-            done.add_done_callback(functools.partial(self._chunk_done, transfer, length))
+            if transfer.issued:
+                waiting.popleft()
+            if not self.sending and not self._announcing:
+                self._announcing = True
+                self._loop.call_soon(self._announce)
 
-    def _chunk_done(self, transfer: _Transfer, length: int, done: asyncio.Future[None]) -> None:
+    def _may_issue(self) -> bool:
+        if self.sending:
+            return self._issued < self._ready
+        return self._chunks < WINDOW_CHUNKS and self._bytes < WINDOW_BYTES
+
+    def _announce(self) -> None:
+        self._announcing = False
+        self._publish_on_loop(self._ready_key, _COUNT.pack(self._issued))
+
+    def _chunk_done(self, chunk: tuple[Transfer, int], error: BaseException | None) -> None:
+        transfer, length = chunk
         transfer.outstanding -= 1
         self._chunks -= 1
         self._bytes -= length
-        error = done.exception()
         if error is not None:
             self._broken(error)
         elif self._waiting:
@@ -344,7 +300,7 @@ class GlooRoute:
             if self._grace is not None:
                 self._grace.cancel()
 
-    def _finish(self, transfer: _Transfer) -> None:
+    def _finish(self, transfer: Transfer) -> None:
         transfer.release()
         if transfer.future.done():
             return
@@ -365,8 +321,8 @@ class GlooRoute:
     async def aclose(self) -> None:
         """Close: what is pending fails, what is done still reaches the peer. Bounded, idempotent.
 
-        Leaves no thread and no socket, but for a transfer that broke in the middle of a chunk: its
-        end may take Gloo ``stall_timeout`` and is awaited in a thread.
+        Leaves no thread and no socket, but for the chunk in which a connection broke: Gloo's
+        ``stall_timeout`` ends it, in a thread.
 
         Cancellation: the closing goes on in its thread.
         """
@@ -423,32 +379,17 @@ class GlooRoute:
                 transfer.future.set_exception(self._refusal())
 
     def _start_closing(self) -> None:
-        self._closed = self._loop.create_future()
-        self._closer = threading.Thread(
-            target=_close, args=(self._pair, self._loop, self._closed), daemon=True,
-            name=f"aiocomm-gloo-close-{self.label}",
-        )  # fmt: skip
-        self._closer.start()
+        closed = self._closed = self._loop.create_future()
 
+        def mark() -> None:
+            if not closed.done():
+                closed.set_result(None)
 
-def _close(pair: GlooPair, loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None]) -> None:
-    try:
-        pair.close()
-    finally:
+        self._closer = self._pair.close_in_thread(lambda: self._post(mark))
+
+    def _post(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_mark, closed)
-
-
-def _mark(closed: asyncio.Future[None]) -> None:
-    if not closed.done():
-        closed.set_result(None)
-
-
-def _give_up(pair: GlooPair) -> None:
-    pair.cut(RouteError("the Gloo route was never closed"))
-    closer = threading.Thread(target=pair.close, name="aiocomm-gloo-give-up", daemon=True)
-    closer.start()
-    closer.join(CLOSE_GRACE)
+            self._loop.call_soon_threadsafe(call)
 
 
 def _text(error: BaseException) -> str:

@@ -46,6 +46,7 @@ THREADS = 2
 # What close waits, in seconds: for a constructor to notice that it was cut, and for the peer to
 # have taken the last bytes.
 GIVE_UP = 5.0
+LEAVE = 2.0  # what a pair that was never closed may hold the end of the interpreter, in seconds
 LINGER = 1.0
 LINGER_STEP = 0.002  # nothing wakes whoever waits for an acknowledgement
 
@@ -189,6 +190,25 @@ class GlooPair:
                 if self._cut is None:
                     _linger(connection)
         return True
+
+    def close_in_thread(self, done: Callable[[], None]) -> threading.Thread:
+        """Close, in a fresh thread, which calls ``done`` as the last thing it does."""
+
+        def run() -> None:
+            try:
+                self.close()
+            finally:
+                done()
+
+        name = f"aiocomm-gloo-close-{self._name}"
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def give_up(self) -> None:
+        """End a pair that nobody closed, as far as that takes ``LEAVE`` at most."""
+        self.cut(RouteError("the Gloo route was never closed"))
+        self.close_in_thread(lambda: None).join(LEAVE)
 
     def _knock(self) -> None:
         # Only the side that listens needs it, and only between its publication and the peer's

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 ROUTES = (GlooRoute.name, StreamRoute.name)
 """Names of all bulk routes for CPU memory, the best first."""
 
-LEAST_STALL = 5.0
-"""Seconds that a transfer between two that are ready may take, at least: a slow network needs them
-for what is in flight at once, however short the peer's time-out is."""
-
 
 def candidates(pinned: str | None) -> tuple[str, ...]:
     """The routes to propose, in order: the pinned one alone, or all."""
@@ -39,7 +35,7 @@ def make_route(
     loop: asyncio.AbstractEventLoop,
     sending: bool,
     publish: Callable[[str, bytes], None],
-    peer_timeout: float,
+    stall_timeout: float,
 ) -> Route:
     """Make one end of a route, not set up yet.
 
@@ -50,7 +46,7 @@ def make_route(
         loop: the loop of the runtime.
         sending: which end it is.
         publish: hands a key and its value to the peer's end.
-        peer_timeout: seconds of silence after which the peer is taken for lost.
+        stall_timeout: as in ``Options``.
 
     Raises:
         ProtocolError: the peer proposed a route that this version does not have.
@@ -62,7 +58,7 @@ def make_route(
             local_host=link.local_host,
             loop=loop,
             publish=publish,
-            stall_timeout=max(peer_timeout, LEAST_STALL),
+            stall_timeout=stall_timeout,
         )
     if name == StreamRoute.name:
         return StreamRoute(link, loop, sending=sending)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from aiocomm.errors import UsageError
-from aiocomm.transport.completion import watch
+from aiocomm.transport.completion import Completions, watch
 
 from .. import loops
 from ..processes import Stage, Workers, run_workers
@@ -207,3 +207,73 @@ def test_a_work_in_flight_outlives_its_loop(loop_name: str, tmp_path: Any) -> No
         ]
         workers.join()
         assert [worker.stderr for worker in started] == ["", ""]
+
+
+@pytest.mark.asyncio
+async def test_many_ends_are_told_once_each_with_their_errors() -> None:
+    told: dict[int, BaseException | None] = {}
+    every = asyncio.Event()
+
+    def ended(number: int, error: BaseException | None) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        assert number not in told
+        told[number] = error
+        if len(told) == len(works):
+            every.set()
+
+    works = [NativeWork() for _ in range(1000)]
+    completions = Completions(asyncio.get_running_loop(), ended)
+    for number, work in enumerate(works):
+        completions.add(work, number)  # type: ignore[arg-type]
+
+    def complete(first: int) -> None:  # two at a time, as Gloo's threads do
+        for number in range(first, len(works), 2):
+            works[number].complete(ValueError(str(number)) if number % 5 == 0 else None)
+
+    await asyncio.gather(*(asyncio.to_thread(complete, first) for first in (0, 1)))
+    async with asyncio.timeout(10):
+        await every.wait()
+    assert [n for n, error in told.items() if error is None] == [n for n in told if n % 5]
+    assert str(told[5]) == "5"
+
+
+@pytest.mark.asyncio
+async def test_an_end_that_comes_while_others_are_told_is_told_too() -> None:
+    told = []
+    late = NativeWork()
+
+    def ended(name: str, error: BaseException | None) -> None:
+        told.append(name)
+        if name == "early":
+            in_thread(late.complete)
+            assert told == ["early"]
+
+    completions = Completions(asyncio.get_running_loop(), ended)
+    early = NativeWork()
+    completions.add(late, "late")  # type: ignore[arg-type]
+    completions.add(early, "early")  # type: ignore[arg-type]
+    early.complete()
+    assert told == []
+    await asyncio.sleep(0)
+    assert told == ["early", "late"]
+
+
+def test_ends_after_the_loop_is_closed_are_silent(
+    loop_name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    works = [NativeWork(), NativeWork()]
+    told: list[int] = []
+
+    async def main() -> Completions[int]:
+        completions = Completions(asyncio.get_running_loop(), lambda number, _: told.append(number))
+        for number, work in enumerate(works):
+            completions.add(work, number)  # type: ignore[arg-type]
+        return completions
+
+    with asyncio.Runner(debug=True, loop_factory=loops.FACTORIES[loop_name]) as runner:
+        completions = runner.run(main())
+    for work in works:
+        in_thread(work.complete)
+    del completions
+    assert told == []
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,79 @@
+"""The blocks of one call on a Gloo route, cut into chunks, and what is known of their way.
+
+Knows nothing of Gloo, sockets or event loops: it hands out the next bytes to issue and counts what
+is not done. Both ends cut alike, so ``CHUNK`` is part of the protocol. Chunks are small enough that
+a discarded message costs little memory and a broken one holds little of it, and large enough that
+issuing them costs nothing beside moving them (rejected: 64 MiB, which was no faster from 16 MiB up,
+and 4 MiB, which cost a tenth).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    import torch
+
+MIB = 1024 * 1024
+CHUNK = 16 * MIB
+
+
+def longest_chunk(sizes: Sequence[int]) -> int:
+    """Bytes of the longest chunk of blocks of these sizes."""
+    return min(CHUNK, max(sizes, default=0))
+
+
+class Transfer:
+    """What one call moves, held until the backend is done with the last chunk.
+
+    Args:
+        blocks: uint8, 1-D, contiguous; or a single one into which every block goes (discarding).
+        sizes: bytes of each block.
+        future: of the call.
+    """
+
+    __slots__ = ("_blocks", "_number", "_offset", "_scratch", "_sizes", "future", "outstanding")
+
+    def __init__(
+        self,
+        blocks: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        future: asyncio.Future[None],
+        *,
+        scratch: bool = False,
+    ) -> None:
+        self._blocks = blocks
+        self._sizes = sizes
+        self._scratch = scratch
+        self._number = 0
+        self._offset = 0
+        self.outstanding = 0  # chunks that are issued and not done
+        self.future = future
+
+    @property
+    def issued(self) -> bool:
+        """Whether there is no chunk left to issue."""
+        sizes = self._sizes
+        while self._number < len(sizes):
+            if self._offset < sizes[self._number]:
+                return False
+            self._number += 1
+            self._offset = 0
+        return True
+
+    def next_chunk(self) -> torch.Tensor:
+        """The next bytes to issue; only where not all are issued."""
+        size, offset = self._sizes[self._number], self._offset
+        length = min(CHUNK, size - offset)
+        self._offset = offset + length
+        if self._scratch:
+            return self._blocks[0].narrow(0, 0, length)
+        block = self._blocks[self._number]
+        return block if length == size else block.narrow(0, offset, length)
+
+    def release(self) -> None:
+        """Forget the buffers."""
+        self._blocks, self._sizes, self._number = (), (), 0
