@@ -6,7 +6,7 @@
 #
 #   make test ARGS="-x tests/test_address.py"     arguments for pytest
 #   make demo ARGS="--steps 3"                    arguments for the demo
-#   make bench BENCH=benchmarks/latency.py        one benchmark only
+#   make bench ARGS=latency                       one benchmark only
 #   make test PYTHON=/usr/bin/python3.12          another interpreter
 
 .DEFAULT_GOAL := help
@@ -17,7 +17,6 @@ MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?=
 ARGS ?=
-BENCH ?= $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt tools/environment.py
 
@@ -37,7 +36,7 @@ lint: .venv/stamp-test
 	$(BIN)/mypy tests tools
 
 bench: .venv/stamp-bench
-	@set -e; for file in $(BENCH); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS); done
+	$(BIN)/python -m benchmarks $(ARGS)
 
 .venv/stamp-%: $(SOURCES)
 	@for python in $(PYTHON) python3.11 python3; do \
