@@ -279,6 +279,8 @@ class Session:
         if not drain:  # also cuts a drain short that is under way
             error = ClosedError("the group was aborted on this side", **self._where)
             self.sending.close(error, quiet=True)
+            if self._bulk is not None:
+                self._bulk.sever()
         if self._closing is None:
             self._draining = drain and self.state in (State.CONNECTING, State.UP)
             self.state = State.CLOSING
