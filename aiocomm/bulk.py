@@ -185,10 +185,14 @@ class BulkRoutes:
         """Set one route up on both sides. Returns why not, or None."""
         task = asyncio.current_task()
         assert task is not None
+        try:
+            route = self._make(name, End.SENDING)
+        except AiocommError as error:
+            return str(error)
         self._proposed = name
         answer = self._answer = self._runtime.loop.create_future()
         self._tell(Step.OPEN, name)
-        opening = asyncio.ensure_future(self._make(name, End.SENDING).open())
+        opening = asyncio.ensure_future(route.open())
         # What the peer says may end the wait, and so may the failure of this end.
         answer.add_done_callback(
             lambda said: opening.cancel() if not said.cancelled() and said.result() else None

@@ -252,7 +252,7 @@ class Collective:
                     return Refusal.LINKED
                 session.peer_restarted()
                 break
-            if session.state is State.CONNECTING and cached.group.rank == 0:
+            if session.dialling and cached.group.rank == 0:
                 return Refusal.CROSSED
             if session.wants_link:
                 return None

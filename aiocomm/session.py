@@ -124,6 +124,11 @@ class Session:
         return self._link is None and (self.state in LIVE or self._draining)
 
     @property
+    def dialling(self) -> bool:
+        """Not linked yet, and on the way to the peer."""
+        return self._connecting is not None and self.wants_link
+
+    @property
     def peer_incarnation(self) -> str | None:
         """Which life of the peer the session is linked to."""
         return self._link.peer.incarnation if self._link is not None else None
