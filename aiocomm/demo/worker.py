@@ -47,10 +47,6 @@ async def work(
 ) -> Books:
     """The coroutine function for ``run_local``: rank 0 is the trainer, rank 1 the rollout."""
     torch.set_num_threads(1)  # two processes share the machine, and count their threads
-    # What importing torch made is never garbage, and looking through it stops the process for
-    # 60 ms or more: measured here as loop lag before this line was.
-    gc.collect()
-    gc.freeze()
     role = Role(rank)
     members = [f"{collective.address.name}:{each}" for each in Role]
     member = Member(role, collective.create_collective_group(members), progress)
@@ -59,13 +55,18 @@ async def work(
         if role is Role.TRAINER
         else [take_weights, send_trajectories]
     )
-    turns = Turns()
     try:
+        made = await member.off_loop(make_weights, settings) if role is Role.TRAINER else {}
+        shared = Shared(made)
+        # What importing torch made is never garbage, and looking through it stops the process for
+        # 60 ms or more: it was the largest loop lag here before this line was.
+        gc.collect()
+        gc.freeze()
         async with LagWatch() as watch:
             try:
                 async with asyncio.TaskGroup() as group:
                     for task in tasks:
-                        group.create_task(task(member, settings, turns), name=task.__name__)
+                        group.create_task(task(member, settings, shared), name=task.__name__)
             except ExceptionGroup as errors:
                 raise _first(errors) from errors
             return member.books(str(collective.address), watch)
@@ -76,53 +77,50 @@ async def work(
 # --- the four tasks ---
 
 
-class Turns:
-    """How the two tasks of one process wait for each other."""
+class Shared:
+    """What the two tasks of one process share, and how they wait for each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self.weights = weights
         self.free = asyncio.Semaphore(AHEAD)
         self.versions: asyncio.Queue[int] = asyncio.Queue()
 
 
-async def send_weights(member: Member, settings: Settings, turns: Turns) -> None:
+async def send_weights(member: Member, settings: Settings, shared: Shared) -> None:
     """Trainer: change the weights, send them, and so on, a bounded way ahead of the rollout."""
-    if settings.weights is not None:
-        weights = await member.off_loop(file_weights, settings.weights)
-    else:
-        weights = await member.off_loop(model_weights, settings.parameters, settings.seed)
     for step in range(settings.steps):
         if settings.trajectories:
-            await turns.free.acquire()
-        await member.off_loop(advance, weights, step)
+            await shared.free.acquire()
+        await member.off_loop(advance, shared.weights, step)
         # Completed means that the weights may be changed again.
-        await member.send({"step": step, "weights": weights})
+        await member.send({"step": step, "weights": shared.weights})
 
 
-async def take_trajectories(member: Member, settings: Settings, turns: Turns) -> None:
+async def take_trajectories(member: Member, settings: Settings, shared: Shared) -> None:
     """Trainer: take in what the rollout sends."""
 
     def taken(number: int, message: Any) -> None:
         if (number + 1) % settings.trajectories == 0:
-            turns.free.release()
+            shared.free.release()
 
     await member.receive(settings.total(Direction.TRAJECTORIES), taken)
 
 
-async def take_weights(member: Member, settings: Settings, turns: Turns) -> None:
+async def take_weights(member: Member, settings: Settings, shared: Shared) -> None:
     """Rollout: take in each version; the next one arrives while this one is checked."""
 
     def taken(step: int, message: Any) -> None:
-        turns.versions.put_nowait(step)
+        shared.versions.put_nowait(step)
         if step == settings.corrupt:
             flip_bit(message["weights"])
 
     await member.receive(settings.steps, taken)
 
 
-async def send_trajectories(member: Member, settings: Settings, turns: Turns) -> None:
+async def send_trajectories(member: Member, settings: Settings, shared: Shared) -> None:
     """Rollout: trajectories for each version, once it is there."""
     for step in range(settings.steps if settings.trajectories else 0):
-        await turns.versions.get()
+        await shared.versions.get()
         for number in range(step * settings.trajectories, (step + 1) * settings.trajectories):
             await member.send(await member.off_loop(make_trajectory, settings.seed, step, number))
 
@@ -240,6 +238,13 @@ class Member:
 def threads() -> int:
     """Native threads of this process, those of torch and Gloo included."""
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def make_weights(settings: Settings) -> dict[str, torch.Tensor]:
+    """What the trainer begins with."""
+    if settings.weights is not None:
+        return file_weights(settings.weights)
+    return model_weights(settings.parameters, settings.seed)
 
 
 def flip_bit(weights: dict[str, torch.Tensor]) -> None:
