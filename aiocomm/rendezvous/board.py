@@ -9,6 +9,9 @@ takes the list to see who came in between. Whichever order the server sees, one 
 The name goes before the value so that a writer that dies in between leaves a hint too many at most.
 ``compare_set`` with a value that no key has is torch's only read that neither waits nor fails.
 
+A server that closes says so: it adds ``GOODBYE`` to the log of every watcher on the list
+``watchers``, wakes it, and waits a while until the list is empty.
+
 Rejected: deleting the list of tokens when a key is written (a waiter may just have come in;
 emptying it by comparison cannot miss one), and reading with torch's ``get``, which waits.
 """
@@ -16,6 +19,7 @@ emptying it by comparison cannot miss one), and reading with torch's ``get``, wh
 from __future__ import annotations
 
 import secrets
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +28,13 @@ if TYPE_CHECKING:
     from .connect import Client
 
 PREFIX = "aiocomm/"
+WATCHERS = f"{PREFIX}watchers"
+GOODBYE = ""
+"""In a log, where no key is empty: the server closes."""
+
+GOODBYE_STEP = 0.002
+"""Seconds between looks at who is left: torch's wait would print a warning at its time-out."""
+
 _NOBODY = secrets.token_hex(16)
 
 
@@ -70,3 +81,35 @@ def hint(store: Client, key: str, tokens: Iterable[str]) -> list[str]:
     for name in watchers:
         store.append(log_of(name), f"{key}\0")
     return watchers
+
+
+def take_log(store: Client, watcher: str) -> frozenset[str]:
+    """Read and empty what was told to a watcher: keys, or ``GOODBYE``."""
+    return frozenset(take(store, log_of(watcher)).decode().split("\0")[:-1])
+
+
+def enter(store: Client, watcher: str) -> None:
+    """Put a watcher on the list of those to whom the server says goodbye."""
+    store.append(WATCHERS, f"{watcher};")
+
+
+def leave(store: Client, watcher: str) -> None:
+    """Take a watcher off the list; nothing happens if it is not on it."""
+    seen = (read(store, WATCHERS) or b"").decode()
+    while f"{watcher};" in seen:
+        left = seen.replace(f"{watcher};", "")
+        now = bytes(store.compare_set(WATCHERS, seen, left)).decode()
+        if now == left:
+            return
+        seen = now
+
+
+def say_goodbye(store: Client, timeout: float) -> None:
+    """Tell all watchers that the server closes; wait so many seconds until they have left."""
+    names = tokens(read(store, WATCHERS))
+    for name in names:
+        store.append(log_of(name), f"{GOODBYE}\0")
+        store.set(wake_of(name), "")
+    deadline = time.monotonic() + timeout
+    while names & tokens(read(store, WATCHERS)) and time.monotonic() < deadline:
+        time.sleep(GOODBYE_STEP)

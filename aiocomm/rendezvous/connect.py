@@ -148,6 +148,19 @@ class Connection:
         """A further connection to the same board, as a client."""
         return _client(self.host, self.port)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the server is seen to be gone; asking first spares torch's own report of it."""
+        if self.native is None:
+            return False
+        try:
+            with self.native.borrow() as sock:
+                return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:  # nothing to read: as it should be between two calls
+            return False
+        except OSError:
+            return True
+
     def sever(self) -> bool:
         """Break the connection, from any thread; a call that hangs in it fails. True if done.
 

@@ -1,14 +1,11 @@
 """One opened TCP board: two threads, two connections, and who waits for which key.
 
 It may not know event loops: it speaks in ``concurrent.futures``. The command thread does every
-call that is answered at once, in order; the watcher thread exists while somebody waits, and blocks
-in torch's store (without the interpreter lock) until it is told to look.
-
-How a write tells those who wait for its key stands in ``board``.
+call that is answered at once, in order; the watcher thread (``watcher``) exists while somebody
+waits. How a write tells those who wait for its key stands in ``board``.
 
 Rejected: a thread per waiting ``get``; one event counter for all (each write wakes every process,
-and a writer that dies between counting and telling leaves the others deaf); waits with short
-time-outs (each prints a warning and may leave the client out of step with the server).
+and a writer that dies between counting and telling leaves the others deaf).
 """
 
 from __future__ import annotations
@@ -21,27 +18,26 @@ import secrets
 import threading
 import weakref
 from concurrent.futures import Future, wait
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
-
-from torch.distributed import DistStoreError
 
 from ..errors import AiocommError, ClosedError, RendezvousError, RendezvousTimeout
 from . import board
-from .connect import Client, Connection, Place, Site, establish
+from .connect import establish
+from .watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .connect import Client, Connection, Place, Site
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-WAIT_SLICE = timedelta(days=20)
-"""One wait of the watcher; more would overflow the 32-bit milliseconds of poll(2)."""
-
 LINGER = 0.05
-"""Seconds for which an idle watcher thread is kept: gets come in bursts. Not longer, because torch
-writes a C++ stack to stderr when the server closes, in good order, while a client blocks in it."""
+"""Seconds for which an idle watcher thread is kept: gets come in bursts."""
+
+GOODBYE_TIMEOUT = 0.5
+"""Seconds that a server that closes gives its clients to let go."""
 
 PREDECESSOR_TIMEOUT = 10.0
 """Seconds to wait for an earlier session of this process, which may hold the port, to end."""
@@ -70,7 +66,7 @@ class Session:
         self._reason: str | None = None
         self._connection: Connection | None = None
         self._watching: Connection | None = None
-        self._watcher: _Watcher | None = None
+        self._watcher: Watcher | None = None
         self._name = secrets.token_hex(8)
         self._tokens = 0
         # Daemons: a server that hangs must not hold the interpreter at its end.
@@ -157,10 +153,14 @@ class Session:
             if connection is None or self._stop.is_set() or self._reason is not None:
                 refuse(self._refusal())
                 return
+            if connection.ended:
+                self.broken(RendezvousError("its server has gone"))
+                refuse(self._refusal())
+                return
             try:
                 future.set_result(call(connection.store))
             except RuntimeError as error:
-                self._break(error)
+                self.broken(error)
                 refuse(self._refusal(error))
 
         def refuse(error: AiocommError) -> None:
@@ -221,28 +221,32 @@ class Session:
             left = self._commands.get()
             if left is not None:
                 left()
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        connection = self._connection
+        if connection is None or not connection.serving or self._reason is not None:
+            return
+        try:
+            board.say_goodbye(connection.store, GOODBYE_TIMEOUT)
+        except RuntimeError as error:
+            self.broken(error)
 
     def _stop_watcher(self) -> None:
         watcher, connection = self._watcher, self._connection
         if watcher is None or connection is None:
             return
-        watcher.stopping.set()
+        usable = self._reason is None and not connection.ended
         try:
-            if self._reason is None:
-                connection.store.set(board.wake_of(self._name), "")
-            watcher.thread.join(JOIN_TIMEOUT)
-            if self._reason is None and not watcher.thread.is_alive():
-                connection.store.delete_key(board.wake_of(self._name))
-                connection.store.delete_key(board.log_of(self._name))
+            watcher.stop(connection.store if usable else None, JOIN_TIMEOUT)
         except RuntimeError as error:
-            self._break(error)
-        if watcher.thread.is_alive():
-            if self._watching is not None:
-                self._watching.sever()
-            watcher.thread.join(JOIN_TIMEOUT)
-            if watcher.thread.is_alive():
+            self.broken(error)
+        if watcher.alive:
+            watcher.connection.sever()
+            watcher.join(JOIN_TIMEOUT)
+            if watcher.alive:
                 logger.warning("the board at %s hangs: a thread is left behind", self.site)
-        self._watcher = None
+        self._watcher, self._watching = None, watcher.connection
 
     def _write(self, store: Client, key: str, value: bytes) -> None:
         early = board.tokens(board.read(store, board.await_of(key)))
@@ -272,64 +276,30 @@ class Session:
         if refused:
             _fail(future, self._refusal())
             return
-        if self._watcher is None:
-            self._watcher = _Watcher(self, self._name)
+        if self._watcher is None and self._watching is not None:
+            self._watcher = Watcher(self, self._watching, self._name)
+            self._watcher.start(store)
         if first:  # else an earlier waiter's token is still good
-            self._register(store, key)
+            self.register(store, key)
         value = board.read(store, board.value_of(key))
         if value is not None:
-            self._resolve(key, value)
+            self.resolve(key, value)
 
-    # The watcher thread
+    # Both threads: what a watcher tells
 
-    def watch(self, watcher: _Watcher) -> None:
-        """Body of the watcher thread."""
-        connection = self._watching
-        assert connection is not None
-        wake = board.wake_of(watcher.name)
-        hot: set[str] = set()
-        try:
-            while not watcher.stopping.is_set():
-                try:
-                    connection.store.wait([wake], WAIT_SLICE)
-                except DistStoreError:
-                    # The slice is over, after which a client may be out of step (F24).
-                    connection = self._watching = connection.another()
-                    continue
-                if not watcher.stopping.is_set():
-                    connection.store.delete_key(wake)  # before looking: later news sets it again
-                    hot = self._look_around(connection.store, watcher.name, hot)
-        except (RuntimeError, RendezvousError) as error:
-            if not watcher.stopping.is_set():
-                self._break(error)
+    def awaits(self, key: str) -> bool:
+        """See ``Waiters``."""
+        return key in self._pending
 
-    def _look_around(self, store: Client, name: str, hot: set[str]) -> set[str]:
-        """Look at every key that was written or may have been; returns those to look at again."""
-        told = {key for key in board.take(store, board.log_of(name)).decode().split("\0") if key}
-        unseen = set()
-        for key in told | hot:
-            if key not in self._pending:
-                continue
-            value = board.read(store, board.value_of(key))
-            if value is None and key in told:
-                # Told, but not there: not yet, or deleted again. The writer took the token.
-                self._register(store, key)
-                value = board.read(store, board.value_of(key))
-            if value is None:
-                unseen.add(key)
-            else:
-                self._resolve(key, value)
-        return unseen
-
-    # Both threads
-
-    def _register(self, store: Client, key: str) -> None:
+    def register(self, store: Client, key: str) -> None:
+        """See ``Waiters``."""
         with self._lock:
             self._tokens += 1
             token = f"{self._name}.{self._tokens};"
         store.append(board.await_of(key), token)
 
-    def _resolve(self, key: str, value: bytes) -> None:
+    def resolve(self, key: str, value: bytes) -> None:
+        """See ``Waiters``."""
         with self._lock:
             waiters = self._pending.pop(key, [])
             idle = not self._pending
@@ -338,11 +308,15 @@ class Session:
         if idle:
             self._commands.put(_nothing)
 
-    def _break(self, error: BaseException) -> None:
+    def broken(self, error: BaseException) -> None:
+        """See ``Waiters``; every pending and coming call fails."""
         with self._lock:
-            if self._reason is None:
+            first = self._reason is None
+            if first:
                 text = str(error).partition("\n")[0]
                 self._reason = f"the board at {self.site} is gone: {text}"
+        if first and not isinstance(error, RendezvousError) and not self._stop.is_set():
+            logger.warning("%s", self._reason)  # torch has written to stderr what it thinks of it
         self._fail_pending(self._refusal(error))
 
     def _refusal(self, error: BaseException | None = None) -> AiocommError:
@@ -363,20 +337,9 @@ class Session:
             _fail(future, type(error)(error.message))
 
     def _connections(self) -> list[Connection]:
-        both = (self._connection, self._watching)
+        watcher = self._watcher
+        both = (self._connection, self._watching if watcher is None else watcher.connection)
         return [connection for connection in both if connection is not None]
-
-
-class _Watcher:
-    """The watcher thread of a session and what it works on."""
-
-    def __init__(self, session: Session, name: str) -> None:
-        self.name = name
-        self.stopping = threading.Event()
-        self.thread = threading.Thread(
-            target=session.watch, args=(self,), name="aiocomm-board-watch", daemon=True
-        )
-        self.thread.start()
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
