@@ -1,6 +1,6 @@
 """The receiving lane: messages and calls meet in order, and only what fits.
 
-What is cancelled is in test_recv_cancel.py, what fails in test_recv_failure.py.
+What is cancelled is in test_works.py, what fails in test_recv_failure.py.
 """
 
 from __future__ import annotations
