@@ -4,8 +4,10 @@ Blocking; runs on a thread of the board. It may not know keys, waiters or event 
 socket is bound here, to exactly the address that was asked for, and handed to torch, because torch
 itself binds every interface. Rejected: probing whether a port is free before binding it (the answer
 is stale when it arrives), and leaving the wait for a late server to torch (it cannot be
-interrupted and writes a warning for each attempt). torch looks up the peer's name in the DNS each
-time it connects, prints itself or fails; so connections are made early and kept, and not printed.
+interrupted and writes a warning for each attempt). torch asks the resolver
+for the peer's name each time it connects, prints itself or fails, as an IPv4 address in IPv6 form,
+which no numeric host avoids (an entry ``::ffff:10.0.0.1 name`` in /etc/hosts does); so connections
+are made early and kept, and not printed.
 """
 
 from __future__ import annotations
