@@ -66,7 +66,7 @@ class BulkRoutes:
     Args:
         runtime: the loop and the options.
         link: carries the frames.
-        group: key of the group, the same on both sides.
+        group: name of the group, the same on both sides.
         rank: 0 or 1 in the group.
         opened: told when the receiving end is set up.
         broken: told when the peer says that an end of its broke.

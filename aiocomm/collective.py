@@ -208,7 +208,6 @@ class Collective:
         session = Session(
             self._runtime,
             name=shown,
-            key=key,
             peer=str(peer),
             rank=rank,
             connect=connect,

@@ -67,8 +67,7 @@ class Session:
 
     Args:
         runtime: the loop and the options.
-        name: of the group, in error texts.
-        key: of the group, the same on both sides.
+        name: of the group, the same on both sides.
         peer: address of the other member, in error texts.
         rank: of this member, 0 or 1.
         connect: dials the peer.
@@ -80,14 +79,12 @@ class Session:
         runtime: Runtime,
         *,
         name: str,
-        key: str,
         peer: str,
         rank: int,
         connect: Callable[[], Awaitable[Link]],
         ended: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._runtime = runtime
-        self._key = key
         self._rank = rank
         self._connect = connect
         self._ended = ended
@@ -204,7 +201,7 @@ class Session:
             self._bulk = BulkRoutes(
                 self._runtime,
                 link,
-                self._key,
+                self._where["group"],
                 self._rank,
                 opened=self.receiving.route_up,
                 broken=self._peer_broke,
