@@ -260,7 +260,9 @@ class Session:
         if self._bulk is not None and not graceful:
             self._bulk.sever()
         if self.state not in LIVE:
-            self.sending.close(error, keep_moving=graceful)  # a drain waits in vain
+            # A drain waits in vain. That this side closes, the board included, is no news.
+            quiet = isinstance(error, ClosedError)
+            self.sending.close(error, quiet=quiet, keep_moving=graceful)
             return
         self.state = State.LOST
         self._error = error
