@@ -8,15 +8,18 @@ and wait for their work on the calling thread. ``async_op=True`` gives the work 
 from __future__ import annotations
 
 import contextlib
+from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from anyio.from_thread import start_blocking_portal
 
 from . import collective as _async
+from .errors import ClosedError, WouldBlockError
 from .loops import has_uvloop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from concurrent.futures import Future
 
     import torch
     from anyio.from_thread import BlockingPortal
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from .handles import AsyncWork
     from .options import Options
     from .rendezvous.base import Store
+    from .runtime import Runtime
     from .stats import GroupStatistics
 
 T = TypeVar("T")
@@ -103,20 +107,30 @@ class CollectiveGroup:
         return _finish(self._group.recv_tensor(tensor), async_op)
 
     def ready(self) -> None:
-        """Connect to the peer now, and set the bulk route up."""
-        self._portal.call(self._group.ready)
+        """Connect to the peer now, and set the bulk route up.
+
+        Raises: as ``aiocomm.CollectiveGroup.ready``, and as every call here WouldBlockError on a
+        thread that runs an event loop, ClosedError once the runtime is closed.
+        """
+        _call(self._group._runtime, lambda: self._portal.start_task_soon(self._group.ready))
 
     def statistics(self) -> GroupStatistics:
         """What went where so far."""
-        return self._portal.call(self._group.statistics)
+        return _call(
+            self._group._runtime, lambda: self._portal.start_task_soon(self._group.statistics)
+        )
 
     def close(self) -> None:
         """Drain and close the group. Idempotent."""
-        self._portal.call(self._group.aclose)
+        self._end(self._group.aclose)
 
     def abort(self) -> None:
         """Close the group at once. Idempotent."""
-        self._portal.call(self._group.abort)
+        self._end(self._group.abort)
+
+    def _end(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with contextlib.suppress(ClosedError):  # the runtime is closed, and so is the group
+            _call(self._group._runtime, lambda: self._portal.start_task_soon(end))
 
 
 class Collective:
@@ -138,8 +152,10 @@ class Collective:
         self, worker_addresses: Sequence[WorkerAddress | str], group_name: str | None = None
     ) -> CollectiveGroup:
         """The group of these two workers: see ``aiocomm.Collective.create_collective_group``."""
-        group = self._portal.call(
-            self._collective.create_collective_group, worker_addresses, group_name
+        create = self._collective.create_collective_group
+        group = _call(
+            self._collective._runtime,
+            lambda: self._portal.start_task_soon(create, worker_addresses, group_name),
         )
         return CollectiveGroup(group, self._portal)
 
@@ -154,7 +170,11 @@ def open(
     """Open the runtime of one worker, with an event loop in a thread of its own.
 
     Takes and raises what ``aiocomm.open`` does. Leaving the block drains and closes.
+
+    Raises:
+        WouldBlockError: this thread runs an event loop: use ``async with aiocomm.open``.
     """
+    _check_no_loop()
     with (
         start_blocking_portal(backend_options={"use_uvloop": has_uvloop()}) as portal,
         portal.wrap_async_context_manager(
@@ -165,4 +185,27 @@ def open(
 
 
 def _finish(work: AsyncWork[T], async_op: bool) -> AsyncWork[T] | T:
-    return work if async_op else work.wait()
+    if async_op:
+        return work
+    try:
+        return work.wait()
+    except BaseException:  # an interrupt: what the peer sends next is for the next call
+        work.cancel()
+        raise
+
+
+def _call(runtime: Runtime, start: Callable[[], Future[T]]) -> T:
+    _check_no_loop()
+    runtime.check_open()  # the loop's thread is gone, or was never forked
+    try:
+        outcome = start()
+    except RuntimeError as error:
+        raise ClosedError("the runtime is closed: open a new one") from error
+    return outcome.result()
+
+
+def _check_no_loop() -> None:
+    if _get_running_loop() is not None:
+        raise WouldBlockError(
+            "this would stop the event loop of this thread: use aiocomm.open and await"
+        )

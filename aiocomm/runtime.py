@@ -93,10 +93,19 @@ class Runtime:
             ClosedError: the runtime is closed.
             WrongLoopError: the running loop is not the runtime's, or the process is a forked child.
         """
-        if self._refusal is not None:
-            raise self._refused()
+        self.check_open()
         if _get_running_loop() is not self.loop:
             raise WrongLoopError(f"call this in the event loop in which {self.name} was opened")
+
+    def check_open(self) -> None:
+        """Whether calls are let in at all; from any thread.
+
+        Raises:
+            ClosedError: the runtime is closed.
+            WrongLoopError: the process is a forked child.
+        """
+        if self._refusal is not None:
+            raise self._refused()
 
     def off_loop(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Run a large copy in the one copying thread, in the order of the calls.
