@@ -51,13 +51,13 @@ def watch(work: dist.Work, loop: asyncio.AbstractEventLoop) -> asyncio.Future[No
 
 
 class Completions(Generic[T]):
-    """The ends of many works, told in the order in which they ended, several at a time.
+    """The ends of many works, told in the order of the works, several at a time.
 
-    For streams: a future, and a wake-up of the loop, for each work cost more than the bytes of a
-    small tensor do.
+    For streams: to wake the loop for each work costs more than moving the bytes of a small tensor
+    does. Used on the thread of its loop.
 
     Args:
-        loop: where ``ended`` is called; ``add`` belongs on its thread.
+        loop: where ``ended`` is called.
         ended: called with the token of a work and its error or None; not any more once the loop is
             closed.
     """
@@ -69,33 +69,66 @@ class Completions(Generic[T]):
     ) -> None:
         self._loop = loop
         self._ended = ended
-        self._over: deque[tuple[T, BaseException | None]] = deque()
+        self._pending: deque[_Pending[T]] = deque()
         self._told = False  # the loop will look; two threads that both tell it do no harm
 
     def add(self, work: dist.Work, token: T) -> None:
-        """Tell the end of this work.
+        """Tell the end of this work, when it or a later one is announced.
 
         Raises:
             UsageError: the work has no future.
         """
+        self._pending.append(_Pending(_native(work), token))
 
-        def over(native: torch.futures.Future[Any]) -> None:
-            self._over.append((token, _error(native)))
-            if self._told:
-                return
-            self._told = True
-            try:
-                self._loop.call_soon_threadsafe(self._tell)
-            except RuntimeError:
-                if not self._loop.is_closed():
-                    raise
+    def announce(self) -> None:
+        """Wake the loop when the work that was added last has ended, to tell it and all before it.
 
-        _native(work).add_done_callback(over)
+        To be called at last when a series of works was added, or their ends are never told.
+        """
+        if self._pending:
+            self._announce(self._pending[-1])
+
+    def announce_all(self) -> None:
+        """Wake the loop for each work that is pending now: they take so long that it pays."""
+        for each in self._pending:
+            self._announce(each)
+
+    def _announce(self, each: _Pending[T]) -> None:
+        if not each.announced:
+            each.announced = True
+            each.native.add_done_callback(self._over)
+
+    def _over(self, _: torch.futures.Future[Any]) -> None:
+        if self._told:
+            return
+        self._told = True
+        try:
+            self._loop.call_soon_threadsafe(self._tell)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
 
     def _tell(self) -> None:
         self._told = False  # before looking: what ends from now on wakes the loop again
-        while self._over:
-            self._ended(*self._over.popleft())
+        over = [each.native.done() for each in self._pending]
+        pairs = list(zip(self._pending, over, strict=True))
+        self._pending = deque(each for each, done in pairs if not done)
+        while over and not over[-1]:
+            over.pop()
+        for each, done in pairs[: len(over)]:
+            if done:
+                self._ended(each.token, _error(each.native))
+            else:  # overtaken by the one that would have told it
+                self._announce(each)
+
+
+class _Pending(Generic[T]):
+    __slots__ = ("announced", "native", "token")
+
+    def __init__(self, native: torch.futures.Future[Any], token: T) -> None:
+        self.native = native
+        self.token = token
+        self.announced = False
 
 
 def _native(work: dist.Work) -> torch.futures.Future[Any]:

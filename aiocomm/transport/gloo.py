@@ -24,7 +24,6 @@ import asyncio
 import contextlib
 import enum
 import logging
-import struct
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -33,8 +32,8 @@ import torch
 
 from ..errors import AiocommError, ProtocolError, RouteError, UsageError
 from .completion import Completions
-from .gloo_pair import GlooPair
-from .gloo_transfer import MIB, Transfer, longest_chunk
+from .gloo_pair import GlooPair, first_line
+from .gloo_transfer import MIB, Transfer, longest_chunk, pack_count, parse_count
 
 if TYPE_CHECKING:
     import threading
@@ -46,12 +45,15 @@ log = logging.getLogger(__name__)
 # that issuing them (20 to 50 us each) does not hold the loop. A sender follows.
 WINDOW_CHUNKS = 32
 WINDOW_BYTES = 256 * MIB
+# Bytes between two wake-ups of the loop (one for each MiB took a fifth of the rate), and the
+# seconds after which a slow or stalled peer's ends are told one by one nevertheless.
+ANNOUNCE_BYTES = 4 * MIB
+ANNOUNCE_LATE = 0.02
 # Seconds after which a broken transfer is failed though Gloo has not ended it: it touches its
 # buffers no more once the connection is shut down, but holds them until its own time-out.
 SEVER_GRACE = 0.25
 # Seconds that aclose waits for what Gloo has not ended; the rest goes on in a thread.
 CLOSE_GRACE = 2.0
-_COUNT = struct.Struct("!Q")
 
 
 class _State(enum.Enum):
@@ -65,14 +67,12 @@ class GlooRoute:
     """One direction of one group over Gloo; used on its loop's thread only.
 
     Args:
-        label: the same on both sides, unique among the routes of the link; the keys given to
-            ``publish`` begin with it and a ``/``.
+        label: the same on both sides, unique on the link; the keys to publish begin with it.
         sending: which side it is.
         loop: the loop it belongs to.
         local_host: numeric address to bind; ``GLOO_SOCKET_IFNAME`` wins where set.
-        publish: sends a key and value to the peer's route of the same name, which takes it by
-            ``deliver``, in order. Called on the loop.
-        timeout: seconds that ``open`` may take; ``stall_timeout``: as in ``Options``.
+        publish: hands a key and value to the peer's route (``deliver``), in order; on the loop.
+        timeout: seconds for ``open``; ``stall_timeout``: as in ``Options``.
     """
 
     name: Final = "gloo"
@@ -104,7 +104,8 @@ class GlooRoute:
         self._completions = Completions(loop, self._chunk_done)
         self._ready_key = f"{label}/ready"
         self._ready = 0  # chunks that the receiver has issued, as far as the sender knows
-        self._announcing = False
+        self._round = 0  # bytes since the last one to be announced, in this turn of the loop
+        self._late: asyncio.TimerHandle | None = None
         self._issued = 0  # chunks so far
         self._chunks = 0  # in flight
         self._bytes = 0
@@ -129,12 +130,9 @@ class GlooRoute:
         if key != self._ready_key:
             self._pair.store.deliver(key, value)
             return
-        if not self.sending or len(value) != _COUNT.size:
-            raise ProtocolError(f"the peer's end of {self!r} says what it cannot say")
-        (ready,) = _COUNT.unpack(value)
-        if ready < self._ready:
-            raise ProtocolError(f"the peer's end of {self!r} takes back what it was ready for")
-        self._ready = ready
+        if not self.sending:
+            raise ProtocolError(f"the peer's end of {self!r} says what only a receiver can say")
+        self._ready = parse_count(value, self._ready)
         self._pump()
 
     async def open(self) -> None:
@@ -260,18 +258,29 @@ class GlooRoute:
             self._bytes += length
             if transfer.issued:
                 waiting.popleft()
-            if not self.sending and not self._announcing:
-                self._announcing = True
-                self._loop.call_soon(self._announce)
+            if not self._round:
+                self._loop.call_soon(self._end_round)
+            self._round += length
+            if self._round >= ANNOUNCE_BYTES:
+                self._completions.announce()
+                self._round = 1
 
     def _may_issue(self) -> bool:
         if self.sending:
             return self._issued < self._ready
         return self._chunks < WINDOW_CHUNKS and self._bytes < WINDOW_BYTES
 
-    def _announce(self) -> None:
-        self._announcing = False
-        self._publish_on_loop(self._ready_key, _COUNT.pack(self._issued))
+    def _end_round(self) -> None:
+        self._round = 0
+        self._completions.announce()
+        if self._late is None:
+            self._late = self._loop.call_later(ANNOUNCE_LATE, self._announce_late)
+        if not self.sending:
+            self._publish_on_loop(self._ready_key, pack_count(self._issued))
+
+    def _announce_late(self) -> None:
+        self._late = None
+        self._completions.announce_all()
 
     def _chunk_done(self, chunk: tuple[Transfer, int], error: BaseException | None) -> None:
         transfer, length = chunk
@@ -321,8 +330,7 @@ class GlooRoute:
     async def aclose(self) -> None:
         """Close: what is pending fails, what is done still reaches the peer. Bounded, idempotent.
 
-        Leaves no thread and no socket, but for the chunk in which a connection broke: Gloo's
-        ``stall_timeout`` ends it, in a thread.
+        Leaves no thread or socket, unless Gloo holds a broken chunk (``Options.stall_timeout``).
 
         Cancellation: the closing goes on in its thread.
         """
@@ -350,7 +358,7 @@ class GlooRoute:
         return refusal
 
     def _broken(self, error: BaseException) -> None:
-        reason = RouteError(f"the Gloo route {self.label!r} broke: {_text(error)}")
+        reason = RouteError(f"the Gloo route {self.label!r} broke: {first_line(error)}")
         reason.__cause__ = error
         self._fail(reason)
 
@@ -390,7 +398,3 @@ class GlooRoute:
     def _post(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(call)
-
-
-def _text(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -222,9 +222,12 @@ async def test_many_ends_are_told_once_each_with_their_errors() -> None:
             every.set()
 
     works = [NativeWork() for _ in range(1000)]
-    completions = Completions(asyncio.get_running_loop(), ended)
+    completions = Completions[int](asyncio.get_running_loop(), ended)
     for number, work in enumerate(works):
         completions.add(work, number)  # type: ignore[arg-type]
+        if number % 7 == 0:
+            completions.announce()
+    completions.announce()
 
     def complete(first: int) -> None:  # two at a time, as Gloo's threads do
         for number in range(first, len(works), 2):
@@ -238,9 +241,39 @@ async def test_many_ends_are_told_once_each_with_their_errors() -> None:
 
 
 @pytest.mark.asyncio
+async def test_one_announced_end_tells_all_before_it_also_those_it_overtook() -> None:
+    told: list[int] = []
+    works = [NativeWork() for _ in range(4)]
+    completions = Completions[int](asyncio.get_running_loop(), lambda each, _: told.append(each))
+    completions.announce()  # of nothing
+    for number, work in enumerate(works):
+        completions.add(work, number)  # type: ignore[arg-type]
+    completions.announce()
+    for number, expected in ((1, []), (3, [1, 3]), (2, [1, 3, 2]), (0, [1, 3, 2, 0])):
+        in_thread(works[number].complete)
+        await asyncio.sleep(0)
+        assert told == expected
+
+
+@pytest.mark.asyncio
+async def test_all_announced_are_told_each_at_its_end() -> None:
+    told: list[int] = []
+    works = [NativeWork() for _ in range(3)]
+    completions = Completions[int](asyncio.get_running_loop(), lambda each, _: told.append(each))
+    for number, work in enumerate(works):
+        completions.add(work, number)  # type: ignore[arg-type]
+    completions.announce()
+    completions.announce_all()
+    for number in range(3):
+        in_thread(works[number].complete)
+        await asyncio.sleep(0)
+        assert told == list(range(number + 1))
+
+
+@pytest.mark.asyncio
 async def test_an_end_that_comes_while_others_are_told_is_told_too() -> None:
     told = []
-    late = NativeWork()
+    early, late = NativeWork(), NativeWork()
 
     def ended(name: str, error: BaseException | None) -> None:
         told.append(name)
@@ -248,13 +281,14 @@ async def test_an_end_that_comes_while_others_are_told_is_told_too() -> None:
             in_thread(late.complete)
             assert told == ["early"]
 
-    completions = Completions(asyncio.get_running_loop(), ended)
-    early = NativeWork()
-    completions.add(late, "late")  # type: ignore[arg-type]
-    completions.add(early, "early")  # type: ignore[arg-type]
+    completions = Completions[str](asyncio.get_running_loop(), ended)
+    for name, work in (("early", early), ("late", late)):
+        completions.add(work, name)  # type: ignore[arg-type]
+        completions.announce()
     early.complete()
     assert told == []
-    await asyncio.sleep(0)
+    for _ in range(2):
+        await asyncio.sleep(0)
     assert told == ["early", "late"]
 
 
@@ -265,9 +299,11 @@ def test_ends_after_the_loop_is_closed_are_silent(
     told: list[int] = []
 
     async def main() -> Completions[int]:
-        completions = Completions(asyncio.get_running_loop(), lambda number, _: told.append(number))
+        loop = asyncio.get_running_loop()
+        completions = Completions[int](loop, lambda number, _: told.append(number))
         for number, work in enumerate(works):
             completions.add(work, number)  # type: ignore[arg-type]
+            completions.announce()
         return completions
 
     with asyncio.Runner(debug=True, loop_factory=loops.FACTORIES[loop_name]) as runner:

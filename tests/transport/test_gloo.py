@@ -15,6 +15,7 @@ import torch
 
 from aiocomm.errors import ProtocolError, RouteError, UsageError
 from aiocomm.transport import gloo, gloo_pair, gloo_transfer
+from aiocomm.transport.completion import Completions
 
 from ..processes import Stage, run_workers
 from .gloo_ends import MIB, like, make, noise, opened, same, staged, until
@@ -133,6 +134,34 @@ async def discard_much(stage: Stage) -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         await route.discard([size] * count)
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+class TestPace:
+    @pytest.mark.asyncio
+    async def test_what_arrived_is_told_though_a_later_one_stalls(self):
+        async with opened() as (sender, receiver):
+            received = [receiver.receive([block]) for block in noise(1000, MIB)]
+            # One grant for both, of which the sender takes one: the second stalls.
+            await asyncio.wait_for(asyncio.gather(sender.send(noise(1000)), received[0]), 10)
+            assert not received[1].done()
+
+    @pytest.mark.asyncio
+    async def test_the_loop_is_woken_once_for_several_small_ones(self, monkeypatch):
+        announced = 0
+        announce = Completions._announce
+
+        def counting(completions, each):
+            nonlocal announced
+            announced += not each.announced
+            announce(completions, each)
+
+        monkeypatch.setattr(Completions, "_announce", counting)
+        monkeypatch.setattr(gloo, "ANNOUNCE_LATE", 60.0)
+        async with opened() as (sender, receiver):
+            received = [receiver.receive(noise(MIB)) for _ in range(16)]
+            await asyncio.gather(*(sender.send(noise(MIB)) for _ in range(16)), *received)
+        # Of 32; those that one of the two threads overtook come on top.
+        assert announced < 24
 
 
 class TestOwnership:

@@ -7,8 +7,9 @@ import weakref
 import pytest
 import torch
 
+from aiocomm.errors import ProtocolError
 from aiocomm.transport import gloo_transfer
-from aiocomm.transport.gloo_transfer import Transfer, longest_chunk
+from aiocomm.transport.gloo_transfer import Transfer, longest_chunk, pack_count, parse_count
 
 
 def _chunks(transfer: Transfer) -> list[torch.Tensor]:
@@ -68,3 +69,11 @@ def test_releasing_forgets_the_buffers() -> None:
     transfer.release()
     assert gone() is None
     assert transfer.issued
+
+
+def test_counts_only_grow() -> None:
+    assert parse_count(pack_count(7), 7) == 7
+    assert parse_count(pack_count(2**40), 7) == 2**40
+    for value in (b"", bytes(7), bytes(9), pack_count(6)):
+        with pytest.raises(ProtocolError):
+            parse_count(value, 7)
