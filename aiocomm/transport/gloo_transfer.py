@@ -45,9 +45,7 @@ def parse_count(value: bytes, before: int) -> int:
         raise ProtocolError(f"a count of chunks has {len(value)} bytes instead of {_COUNT.size}")
     count = int(_COUNT.unpack(value)[0])
     if count < before:
-        raise ProtocolError(
-            f"the peer takes back chunks: {count} after {before}"
-        )
+        raise ProtocolError(f"the peer takes back chunks: {count} after {before}")
     return count
 
 
