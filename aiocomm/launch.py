@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import multiprocessing
 import os
@@ -236,6 +237,8 @@ def _work(pipe: Connection[Any, Any], rank: int, job: _Job) -> None:
     # The terminal interrupts every process of the job: the parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # A collection that walks through all that torch has imported stops the loop for 60 ms and more.
+    gc.freeze()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             report = _Report(result=pickle.dumps(runner.run(_main(pipe, rank, job))))
