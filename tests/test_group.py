@@ -40,7 +40,7 @@ async def test_the_order_is_that_of_the_calls_not_of_the_awaits(route: str) -> N
             assert got == number
             assert torch.equal(tensor, ramp(LARGE if number % 2 else SMALL))
         for send in reversed(sends):
-            assert await send is None
+            await send
 
 
 @each_route

@@ -89,7 +89,11 @@ def test_the_death_of_a_peer_in_mid_transfer(loop_name: str, route: str) -> None
 
 
 def test_a_peer_that_hangs_in_mid_transfer(loop_name: str) -> None:
-    settings = {"peer_timeout": 1.0, "heartbeat_interval": 0.2, "stall_timeout": STALL}
+    settings: dict[str, Any] = {
+        "peer_timeout": 1.0,
+        "heartbeat_interval": 0.2,
+        "stall_timeout": STALL,
+    }
     with Workers(3, loop=loop_name) as workers:
         alive = workers.start(survivor, **settings)
         hanging = workers.start(victim, **settings)

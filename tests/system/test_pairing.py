@@ -71,7 +71,7 @@ async def test_calls_that_do_not_pair(
             assert "recv" in text, case
             assert raised.value.direction == "recv"
             assert (raised.value.group, raised.value.peer) == (b.name, "a:0")
-            if buffer is not None:
+            if buffer is not None and wanted is not None:
                 assert torch.equal(buffer, wanted), case
             with caplog.at_level(logging.WARNING, "aiocomm"):
                 told = await asyncio.wait_for(_outcome(send), 20)
