@@ -23,6 +23,7 @@ from .options import Options
 from .rendezvous.tcp import TCPBoard
 from .runtime import Runtime
 from .session import LIVE, Session, State
+from .transport.handshake import MAX_TEXT
 from .transport.heart import Heart
 from .transport.listener import Listener
 
@@ -88,17 +89,19 @@ class Collective:
 
         Args:
             worker_addresses: two addresses, or their strings; one of them is this worker's.
-            group_name: any non-empty text; None for the one group that these two need most often.
+            group_name: any non-empty text, some 1000 letters at most; None for the one group that
+                these two need most often.
 
         Raises:
             AddressError: not two addresses, the same one twice, this worker is not among them, or
-                an empty name; the text says which is wrong.
+                a name that is empty, too long or no UTF-8; the text says which is wrong.
             ClosedError: the runtime is closed.
             WrongLoopError: called from another event loop, or in a forked child.
         """
         members = self._members(worker_addresses)
         if group_name is not None and (not isinstance(group_name, str) or not group_name.strip()):
             raise AddressError(f"group name {group_name!r} is empty: give it text, or leave it out")
+        _check_key(members, group_name or "")
         self._runtime.check()
         for cached in self._find(members, group_name or ""):
             if cached.session.state in LIVE or cached.session.state is State.LOST:
@@ -240,7 +243,7 @@ class Collective:
         """Whether a link is welcome; called on the loop once the dialler has proved itself."""
         try:
             members, name = _read_key(hello)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return Refusal.BAD_REQUEST
         if hello.recipient != str(self.address) or self.address not in members:
             return Refusal.NOT_A_MEMBER
@@ -331,6 +334,25 @@ async def open(
 
 def _key(members: Members, name: str) -> str:
     return json.dumps([str(members[0]), str(members[1]), name])
+
+
+def _check_key(members: Members, name: str) -> None:
+    """Refuse a group that no link could be agreed on for.
+
+    Raises:
+        AddressError: its names cannot travel in a hello.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise AddressError(f"group name {name!r} is not UTF-8 text: give it other text") from error
+    size = len(json.dumps(_key(members, name)))
+    if size > MAX_TEXT:
+        raise AddressError(
+            f"the group's name and those of its members take {size} bytes as JSON and {MAX_TEXT} "
+            f"fit: give shorter ones than {name[:40]!r}..., {members[0].name[:40]!r}... and "
+            f"{members[1].name[:40]!r}..."
+        )
 
 
 def _read_key(hello: Hello) -> tuple[Members, str]:

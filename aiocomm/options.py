@@ -5,13 +5,16 @@ Every default was chosen by measurement or by the reason that stands beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from .errors import UsageError
 
 KIB = 1024
 MIB = 1024 * KIB
 LONGEST_STALL = 7 * 86400.0
+LONGEST_INTERVAL = 86400.0  # of heartbeats: no handshake takes more
+MOST_MESSAGES, MOST_BYTES = 2**32 - 1, 2**64 - 1  # of a window: what its frame can say
+_SIZES = ("eager_limit", "window_bytes", "window_messages", "prefetch_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class Options:
     route: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name in ("eager_limit", "prefetch_bytes"):
             if getattr(self, name) < 0:
                 raise UsageError(f"option {name} is {getattr(self, name)!r}: give 0 or more bytes")
@@ -70,7 +74,28 @@ class Options:
                 f"option stall_timeout is {self.stall_timeout!r}: at most {LONGEST_STALL:g} s, "
                 "Gloo cannot count further"
             )
+        for name, most in (
+            ("heartbeat_interval", LONGEST_INTERVAL),
+            ("window_messages", MOST_MESSAGES),
+            ("window_bytes", MOST_BYTES),
+        ):
+            if getattr(self, name) > most:
+                raise UsageError(f"option {name} is {getattr(self, name)!r}: at most {most} works")
         if self.eager_limit > 8 * MIB:
             raise UsageError(f"option eager_limit is {self.eager_limit}: at most 8 MiB fit a frame")
         if self.route not in (None, "gloo", "link"):
             raise UsageError(f"option route is {self.route!r}: give 'gloo', 'link' or None")
+
+    def _check_kinds(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "route":
+                continue
+            if field.name in _SIZES:
+                fit = isinstance(value, int) and not isinstance(value, bool)
+                wanted = "an integer"
+            else:
+                fit = isinstance(value, int | float) and not isinstance(value, bool)
+                wanted = "a number of seconds"
+            if not fit:
+                raise UsageError(f"option {field.name} is {value!r}: give {wanted}")

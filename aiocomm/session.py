@@ -26,6 +26,7 @@ from .errors import (
     Context,
     PeerClosedError,
     PeerLostError,
+    RendezvousError,
     RouteError,
 )
 from .scheduler import RecvLane, SendLane
@@ -178,6 +179,12 @@ class Session:
             link = await self._connect()
         except AiocommError as error:
             self._lose(error)
+        except Exception as error:  # of a board that is not ours: nobody may wait for ever
+            failure = RendezvousError(
+                f"the peer could not be looked for: {type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
+            self._lose(failure)
         else:
             self.link_up(link)
 

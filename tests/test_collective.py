@@ -53,6 +53,23 @@ async def test_group_names_that_are_none(name: Any) -> None:
             collective.create_collective_group(MEMBERS, name)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, '"' * 900, "\0" * 300, "\ud800"])
+async def test_group_names_that_cannot_travel_are_refused_at_once(name: str) -> None:
+    async with aiocomm.open("a:0", store=MemoryStore()) as collective:
+        with pytest.raises(AddressError, match=r"give (shorter ones|it other text)"):
+            collective.create_collective_group(MEMBERS, name)
+        assert "0 groups" in repr(collective)
+
+
+async def test_the_longest_group_names_can_be_linked() -> None:
+    with apart("unix"):
+        async with runtimes("link") as (first, second):
+            name = "x" * 2000
+            one, other = (each.create_collective_group(MEMBERS, name) for each in (first, second))
+            one.send("hello")
+            assert await other.recv() == "hello"
+
+
 async def test_a_group_is_made_once_for_its_members_and_name() -> None:
     async with aiocomm.open("a:0", store=MemoryStore()) as collective:
         make = collective.create_collective_group

@@ -9,7 +9,15 @@ import re
 import pytest
 
 from aiocomm.errors import UsageError
-from aiocomm.options import KIB, LONGEST_STALL, MIB, Options
+from aiocomm.options import (
+    KIB,
+    LONGEST_INTERVAL,
+    LONGEST_STALL,
+    MIB,
+    MOST_BYTES,
+    MOST_MESSAGES,
+    Options,
+)
 
 FIELDS = [field.name for field in dataclasses.fields(Options)]
 
@@ -58,6 +66,33 @@ def test_a_stall_must_end_some_time(value: float) -> None:
     assert Options(stall_timeout=LONGEST_STALL).stall_timeout == LONGEST_STALL
     with pytest.raises(UsageError, match=f"option stall_timeout is {value!r}"):
         Options(stall_timeout=value)
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != "route"])
+@pytest.mark.parametrize("value", ["5", None, True])
+def test_what_is_no_number_is_refused(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"option {name} is {value!r}: give a"):
+        Options(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["eager_limit", "window_bytes", "window_messages"])
+def test_sizes_are_whole(name: str) -> None:
+    with pytest.raises(UsageError, match=f"option {name} is 1.5: give an integer"):
+        Options(**{name: 1.5})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("window_messages", MOST_MESSAGES),
+        ("window_bytes", MOST_BYTES),
+        ("heartbeat_interval", LONGEST_INTERVAL),
+    ],
+)
+def test_what_the_peer_cannot_be_told_is_refused(name: str, most: float) -> None:
+    assert getattr(Options(**{name: most}), name) == most  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"option {name} is .*: at most {most}"):
+        Options(**{name: most + 1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("route", [None, "gloo", "link"])

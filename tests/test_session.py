@@ -15,6 +15,7 @@ from aiocomm.errors import (
     PeerClosedError,
     PeerLostError,
     ProtocolError,
+    RendezvousError,
     RouteError,
 )
 from aiocomm.payload import Kind
@@ -62,6 +63,21 @@ async def test_closing_while_the_peer_is_looked_for_drops_what_it_cannot_deliver
         assert "1 sends are dropped at close" in caplog.text
         for work in (send, recv, waiting):
             assert isinstance(await failure(work), ClosedError)
+
+
+async def test_a_board_that_fails_in_its_own_way_fails_the_works() -> None:
+    class Broken(MemoryStore):
+        async def get(self, key: str, timeout: float) -> bytes:
+            raise OSError("disk full")
+
+    async with aiocomm.open("a:0", store=Broken()) as collective:
+        group = collective.create_collective_group(MEMBERS)
+        error = await failure(group.send(1))
+        assert isinstance(error, RendezvousError)
+        assert "OSError: disk full" in str(error)
+        assert isinstance(error.__cause__, OSError)
+        with pytest.raises(RendezvousError, match="disk full"):
+            await group.ready()
 
 
 async def test_aborting_while_connecting_is_quiet_and_quick() -> None:

@@ -46,7 +46,9 @@ _REFUSED: Final = 2
 _DENIED: Final = 3  # the proof did not hold; carries no proof itself
 
 _TEXTS: Final = ("group", "sender", "recipient", "incarnation", "target")
-_MAX_TEXT: Final = 2048
+MAX_TEXT: Final = 2048
+"""Bytes of JSON that each text of a hello may take."""
+
 _MAX_SECONDS: Final = 86400.0
 
 
@@ -67,9 +69,9 @@ def encode_hello(hello: Hello) -> bytes:
     fields = asdict(hello)
     for name in _TEXTS:
         # Bounded so that a hello, and the answer that swaps its names, always fit.
-        if len(json.dumps(fields[name])) > _MAX_TEXT:
+        if len(json.dumps(fields[name])) > MAX_TEXT:
             raise HandshakeError(
-                f"the {name} {fields[name][:40]!r}... is too long for a hello, {_MAX_TEXT} bytes "
+                f"the {name} {fields[name][:40]!r}... is too long for a hello, {MAX_TEXT} bytes "
                 "fit: give a shorter name"
             )
     return json.dumps(fields, separators=(",", ":")).encode()
@@ -85,7 +87,7 @@ def decode_hello(data: bytes) -> Hello:
     texts = {}
     for name in _TEXTS:
         text = fields.get(name)
-        if not isinstance(text, str) or len(json.dumps(text)) > _MAX_TEXT:
+        if not isinstance(text, str) or len(json.dumps(text)) > MAX_TEXT:
             raise HandshakeError(f"the peer's hello has no usable {name!r}")
         texts[name] = text
     heartbeat = fields.get("heartbeat")
@@ -167,7 +169,7 @@ class Acceptor:
 
     def refuse(self, code: Refusal, text: str = "") -> bytes:
         """The bytes that refuse the link; the connection is closed after them."""
-        body = {"code": code.value, "text": text[:_MAX_TEXT]}
+        body = {"code": code.value, "text": text[:MAX_TEXT]}
         return self._answer(_REFUSED, json.dumps(body).encode())
 
     def _answer(self, verdict: int, body: bytes) -> bytes:

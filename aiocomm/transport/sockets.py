@@ -17,6 +17,9 @@ import socket
 
 from ..errors import NetworkError, UsageError
 
+LONGEST_TIMEOUT = 2e6
+"""Seconds: the kernel counts milliseconds in 31 bits."""
+
 
 def translate(error: OSError, what: str, *, peer: str | None = None) -> NetworkError:
     """The error of the operating system in the words of this package, with its cause chained."""
@@ -38,7 +41,7 @@ def tune(transport: asyncio.BaseTransport, peer_timeout: float) -> None:
         ("TCP_KEEPCNT", 3),
         # Not less than the time a stalled loop has to come back: with its receive window full it
         # answers probes, and the kernel would give it up all the same.
-        ("TCP_USER_TIMEOUT", max(1, int(peer_timeout * 1000))),
+        ("TCP_USER_TIMEOUT", max(1, int(min(peer_timeout, LONGEST_TIMEOUT) * 1000))),
     ):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -79,17 +79,20 @@ async def test_nobody_listens() -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_kernel_minds_a_tcp_connection() -> None:
+@pytest.mark.parametrize("seconds", [7.5, 1e9, float("inf")])
+async def test_the_kernel_minds_a_tcp_connection(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
     address = server.sockets[0].getsockname()
     transport, _ = await loop.create_connection(asyncio.Protocol, *address)
-    tune(transport, 7.5)
+    tune(transport, seconds)
     sock = transport.get_extra_info("socket")
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
-    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7500
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == (
+        7500 if seconds == 7.5 else 2_000_000_000
+    )
     transport.abort()
     server.close()
     await server.wait_closed()
