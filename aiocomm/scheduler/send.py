@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from ..entries import IllegalTransition, Outgoing
 from ..errors import AiocommError, Context, PairingError, ProtocolError, RouteError
 from ..ordering import SendOrder
-from ..packing import gather, inline, plan, staged_bytes
+from ..packing import ALIGN, gather, inline, plan, staged_bytes
 from ..payload import Kind
 from ..runtime import COPY_LIMIT
 from ..stats import Traffic
-from ..transport.base import FrameKind
+from ..transport.base import MAX_BODY, FrameKind
 from .envelope import envelope_head, read_credit
 from .works import SendWork
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from ..transport.base import Link, Route
 
 log = logging.getLogger("aiocomm")
+
+MOST_INLINE = MAX_BODY // ALIGN // 2
+"""Buffers that ride in an envelope: of tiny ones the padding alone could outgrow a frame."""
 
 ENVELOPE = FrameKind.ENVELOPE  # finding a member in its enum takes 60 ns
 
@@ -80,7 +83,7 @@ class SendLane:
             work._fail(self._error)
             return
         work._packed = packed
-        bulk = packed.nbytes > self._eager_limit
+        bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
         work._entry = Outgoing(work, charge, bulk)
         self._start(self._order.submit(work._entry))

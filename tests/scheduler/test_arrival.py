@@ -52,6 +52,13 @@ def test_tensors_fill_a_buffer(way: str) -> None:
     assert str(arrival.spec) == "uint8[300] on cpu"
 
 
+@each_way
+def test_nothing_but_empty_tensors(way: str) -> None:
+    arrival, size = arrived(pack([ramp(0), ramp(0)]), way)
+    assert [list(tensor.shape) for tensor in arrival.rebuild()] == [[0], [0]]
+    assert size == 0
+
+
 def test_a_value_that_was_built_is_not_built_again() -> None:
     arrival, _ = arrived(pack([1]), "link")
     arrival.value = None

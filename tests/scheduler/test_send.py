@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from aiocomm.errors import ProtocolError
+from aiocomm.packing import ALIGN
 from aiocomm.payload import pack, pack_tensor
+from aiocomm.scheduler import send as send_module
 from aiocomm.scheduler.envelope import Envelope, credit_head
 from aiocomm.stats import RouteCount
+from aiocomm.transport.base import MAX_BODY
 
 from .lanes import BULK, blank, ramp, turns
 from .sender import Sender
@@ -198,6 +201,21 @@ async def test_many_queued_messages_start_one_after_the_other(in_process: bool) 
         move.future.set_result(None)
     await turns()
     assert all(work.done() for work in works)
+
+
+async def test_very_many_tiny_tensors_do_not_ride_in_an_envelope(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert send_module.MOST_INLINE * ALIGN + (8 << 20) <= MAX_BODY  # with the largest eager limit
+    monkeypatch.setattr(send_module, "MOST_INLINE", 2)
+    sender = Sender()
+    sender.grant()
+    await sender.with_route(BULK)
+    works = [sender.send([blank(1) for _ in range(count)]) for count in (2, 3)]
+    assert sender.kinds == ["inline", "bulk"]
+    sender.route.moves[0].future.set_result(None)
+    for work in works:
+        await work
 
 
 async def test_draining_waits_for_every_send() -> None:
