@@ -30,13 +30,17 @@ BULK = 128 * 1024  # float32s: large enough for a bulk route, and the kernel's b
 @contextlib.contextmanager
 def news_after_the_goodbye() -> Iterator[None]:
     held: list[Callable[[], None]] = []
+    lost: list[Any] = []
     transferred, link_lost = SendLane._transferred, Session.link_lost
 
     def hold(self: SendLane, *arguments: Any) -> None:
         held.append(partial(transferred, self, *arguments))
+        if lost:  # it came after the goodbye by itself
+            held.pop()()
 
     def lose(self: Session, error: Any) -> None:
         link_lost(self, error)
+        lost.append(error)
         for release in held:
             release()
 
