@@ -190,9 +190,9 @@ class AsyncWork(asyncio.Future[T]):
             raise UsageError(f"then() needs something that can be called, not {func!r}")
         branch = self._branch(self, func, args, kwargs)
         if _get_running_loop() is self._loop:
-            _future_add(self, branch._begin)
+            branch._join(self)
         else:
-            self._post(partial(_future_add, self, branch._begin))
+            self._post(partial(branch._join, self))
         self._next = branch
         return branch
 
@@ -244,6 +244,12 @@ class AsyncWork(asyncio.Future[T]):
         A receive is: left behind, it would take a message that then reaches nobody.
         """
         return False
+
+    def _claim(self) -> None:
+        """Called on the loop: a branch is there to take the result."""
+
+    def _unclaim(self) -> None:
+        """Called on the loop: that branch was cancelled and has not taken it."""
 
     def _on_cancel(self) -> None:
         """Called on the loop after the work was cancelled."""

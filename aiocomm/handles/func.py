@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_Future = asyncio.Future
+_future_add = asyncio.Future.add_done_callback
 
 _tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
 
@@ -46,6 +46,7 @@ class AsyncFuncWork(AsyncWork[T]):
     _call: tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]] | None  # until it begins
     _root: AsyncWork[Any] | None = None  # the work that the function returned
     _task: asyncio.Task[Any] | None = None
+    _claimed: bool = False  # the predecessor counts on this one to take its result
 
     def __init__(
         self,
@@ -87,6 +88,14 @@ class AsyncFuncWork(AsyncWork[T]):
         if self._origin is not None:
             self._relieve()
         return super().exception()
+
+    def _join(self, predecessor: AsyncWork[Any]) -> None:
+        """Wait for the predecessor, on the loop."""
+        if self._call is None:
+            return  # cancelled already
+        self._claimed = True
+        predecessor._claim()
+        _future_add(predecessor, self._begin)
 
     # --- the predecessor is done ---
 
@@ -233,8 +242,11 @@ class AsyncFuncWork(AsyncWork[T]):
         if awaited is not None:
             awaited.remove_done_callback(self._begin)
             awaited.remove_done_callback(self._followed)
+        unbegun = self._call is not None
         self._call = self._root = self._awaiting = None
         cancelled = super()._cancel(msg)
+        if awaited is not None and unbegun and self._claimed:
+            awaited._unclaim()
         if awaited is not None and alone and not awaited._callbacks:
             awaited.cancel(msg)  # nobody else waits for it
         return cancelled

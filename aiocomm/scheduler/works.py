@@ -41,7 +41,8 @@ class RecvWork(AsyncWork[Any]):
     """A call of recv that waits for its message.
 
     Cancellation: loses no message. What would have come here goes to the next call of recv, even
-    when it had been delivered already and the awaiting task had not run yet. A buffer given to
+    when it had been delivered already and neither the awaiting task nor the function of ``then``
+    had run yet. A function that has begun has the message. A buffer given to
     ``recv_tensor`` may be written to until a transfer that was under way has ended.
     """
 
@@ -52,6 +53,7 @@ class RecvWork(AsyncWork[Any]):
     _delivered: Incoming | None = None  # until somebody took the result
     _given_back: bool = False
     _parked: int = 0  # awaiting tasks that were not woken yet
+    _claims: int = 0  # branches that were not cancelled before they began
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the message.
@@ -62,10 +64,7 @@ class RecvWork(AsyncWork[Any]):
         try:
             value = yield from AsyncWork.__await__(self)
         except asyncio.CancelledError:
-            message, self._delivered = self._delivered, None
-            if message is not None:
-                self._given_back = True
-                self._lane.give_back(self, message)
+            self._give_back()
             raise
         if self._given_back:  # by another task that awaited it
             raise asyncio.CancelledError(_GIVEN_BACK)
@@ -87,6 +86,20 @@ class RecvWork(AsyncWork[Any]):
     @property
     def _falls_with_its_branch(self) -> bool:
         return True
+
+    def _claim(self) -> None:
+        self._claims += 1
+
+    def _unclaim(self) -> None:
+        self._claims -= 1
+        if not self._claims and not self._parked:
+            self._give_back()  # where it was delivered: its branches were all that waited
+
+    def _give_back(self) -> None:
+        message, self._delivered = self._delivered, None
+        if message is not None:
+            self._given_back = True
+            self._lane.give_back(self, message)
 
     def _on_cancel(self) -> None:
         self._lane.cancelled(self)

@@ -72,6 +72,45 @@ async def test_a_recv_cancelled_between_delivery_and_wake_up(
         assert torch.equal(await call(), ramp(size, 1))
 
 
+@each_route
+@each_size
+@pytest.mark.parametrize("length", [1, 3])
+async def test_a_chain_cancelled_before_its_function_began_gives_the_message_back(
+    route: str, size: int, length: int
+) -> None:
+    """The receive is done, nothing of the chain has run yet, and its last work is cancelled."""
+    async with pair(route) as (a, b):
+        sends = [a.send(ramp(size, number)) for number in range(2)]
+        await until(lambda: b.statistics().unreceived == 2)
+        await asyncio.gather(*sends)
+        began: list[Any] = []
+        recv = b.recv()
+        await until(recv.done)
+        last: Any = recv
+        for _ in range(length):
+            last = last.then(began.append)
+        assert last.cancel()
+        assert torch.equal(await b.recv(), ramp(size))
+        assert torch.equal(await b.recv(), ramp(size, 1))
+        assert not began
+        with pytest.raises(asyncio.CancelledError, match="next call of recv"):
+            recv.result()
+
+
+@each_route
+async def test_a_branch_that_is_left_keeps_the_message(route: str) -> None:
+    async with pair(route) as (a, b):
+        await a.send("first")
+        await until(lambda: b.statistics().unreceived == 1)
+        recv = b.recv()
+        dropped, kept = recv.then(str.upper), recv.then(str.title)
+        assert dropped.cancel()
+        assert await kept == "First"
+        assert recv.result() == "first"
+        await a.send("second")
+        assert await b.recv() == "second"
+
+
 @each_wire
 async def test_a_recv_cancelled_in_mid_transfer_hands_its_message_on(route: str) -> None:
     async with pair(route) as (a, b):
