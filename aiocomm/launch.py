@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 import traceback
 from dataclasses import dataclass
@@ -221,13 +222,29 @@ def _start(process: SpawnProcess, fn: object) -> None:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold SIGINT back: a process started meanwhile inherits that, and so is not interrupted in
-    the second that its imports take, before it can say that it does not want to be."""
+    """Hold SIGINT back until a process is started.
+
+    The new process inherits the mask, and so is not interrupted in the second that its imports take,
+    before it can say that it does not want to be. This process would leave it half started: another
+    thread takes the signal then, and the main thread, masked or not, raises KeyboardInterrupt.
+    """
+    held = False
+
+    def hold(number: int, frame: object) -> None:
+        nonlocal held
+        held = True
+
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, hold) if in_main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if in_main:
+            signal.signal(signal.SIGINT, handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 # --- in the child ---
