@@ -224,9 +224,9 @@ def _start(process: SpawnProcess, fn: object) -> None:
 def _interrupts_held() -> Iterator[None]:
     """Hold SIGINT back until a process is started.
 
-    The new process inherits the mask, and so is not interrupted in the second that its imports take,
-    before it can say that it does not want to be. This process would leave it half started: another
-    thread takes the signal then, and the main thread, masked or not, raises KeyboardInterrupt.
+    The new process inherits the mask, and so is not interrupted in the second that its imports
+    take, before it can say that it does not want to be. This process would leave it half started:
+    another thread takes the signal, and the main thread, masked or not, raises KeyboardInterrupt.
     """
     held = False
 
