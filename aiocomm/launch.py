@@ -122,6 +122,8 @@ class _Workers:
         context = multiprocessing.get_context("spawn")
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection[Any, Any]] = []
+        # A worker's pipe may outlive it, in a process that it has forked; this does not.
+        self._deaths: list[int] = []
         self._reports: dict[int, _Report] = {}
         try:
             for rank in range(n):
@@ -133,6 +135,7 @@ class _Workers:
                 with there:
                     _start(process, job.fn)
                 self._processes.append(process)
+                self._deaths.append(_death_of(process))
         except BaseException:
             self._end()
             raise
@@ -158,21 +161,24 @@ class _Workers:
 
     def _collect(self, deadline: float | None) -> bool:
         """Take in what workers report; False when time is up."""
-        running = {self._pipes[rank]: rank for rank in self._running()}
+        watched: dict[Any, int] = {}
+        for rank in self._running():
+            watched[self._pipes[rank]] = watched[self._deaths[rank]] = rank
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = wait(list(running), left)
-        for pipe in ready:
-            rank = running[pipe]  # type: ignore[index]
-            try:
-                self._reports[rank] = self._pipes[rank].recv()
-            except (EOFError, ConnectionError):
-                process = self._processes[rank]
-                process.join(GRACE)
-                error = PeerLostError(
-                    f"{NAME}:{rank} died without a word (exit code {process.exitcode})"
-                )
-                self._reports[rank] = _Report(error=pickle.dumps(error))
+        ready = wait(list(watched), left)
+        for rank in {watched[each]: None for each in ready}:
+            self._reports[rank] = self._report_of(rank)
         return bool(ready)
+
+    def _report_of(self, rank: int) -> _Report:
+        pipe, process = self._pipes[rank], self._processes[rank]
+        with contextlib.suppress(EOFError, ConnectionError):
+            if pipe.poll():
+                report: _Report = pipe.recv()
+                return report
+        process.join(GRACE)
+        error = PeerLostError(f"{NAME}:{rank} died without a word (exit code {process.exitcode})")
+        return _Report(error=pickle.dumps(error))
 
     def _raise_reason(self) -> None:
         """Raise what went wrong first; those whose peer was lost are seldom the reason."""
@@ -207,6 +213,18 @@ class _Workers:
             process.close()
         for pipe in self._pipes:
             pipe.close()
+        if _HAS_PIDFD:
+            for death in self._deaths:
+                os.close(death)
+
+
+_HAS_PIDFD = hasattr(os, "pidfd_open")
+
+
+def _death_of(process: SpawnProcess) -> int:
+    """A descriptor that is readable once the process has ended."""
+    assert process.pid is not None
+    return os.pidfd_open(process.pid) if _HAS_PIDFD else process.sentinel
 
 
 def _start(process: SpawnProcess, fn: object) -> None:

@@ -49,7 +49,7 @@ class Options:
     connect_timeout: float = 300.0
     heartbeat_interval: float = 1.0
     peer_timeout: float = 30.0
-    stall_timeout: float = 30.0
+    stall_timeout: float = 40.0
     close_timeout: float = 10.0
     route: str | None = None
 
