@@ -88,8 +88,8 @@ def complaints() -> list[loops.Context]:
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     _complaints.clear()
     _current.clear()
-    # What lives on from earlier tests is not this one's: a collection need not walk through it, which
-    # would make the check of every test slower than that of the one before.
+    # What lives on from earlier tests is not this one's: a collection need not walk through it,
+    # which would make the check of every test slower than that of the one before.
     gc.freeze()
     before = Snapshot.take()
     yield

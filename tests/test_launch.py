@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,10 +156,28 @@ def test_ends_of_a_single_worker(function: Any, error: type[Exception], text: st
     assert text in str(caught.value)
 
 
+async def forks_and_dies(collective: aiocomm.Collective, rank: int, path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        while True:
+            signal.pause()
+    path.write_text(str(child))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_whose_pipe_outlives_it_in_a_child_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "child"
+    try:
+        with pytest.raises(PeerLostError, match="worker:0 died without a word"):
+            run_local(forks_and_dies, 1, path)
+    finally:
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+
 def test_a_time_out_names_who_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
     def patient(pipes: list[Any], timeout: float) -> list[Any]:
         assert timeout <= 5
-        return wait(pipes) if len(pipes) == 2 else []  # time is up once one of the two is done
+        return wait(pipes) if len(pipes) == 4 else []  # time is up once one of the two is done
 
     monkeypatch.setattr(launch, "wait", patient)
     with pytest.raises(TimeoutError, match=r"^not done within 5 s: worker:1$"):
