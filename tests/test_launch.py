@@ -157,6 +157,10 @@ def test_ends_of_a_single_worker(function: Any, error: type[Exception], text: st
 
 
 async def forks_and_dies(collective: aiocomm.Collective, rank: int, path: Path) -> None:
+    leave_a_child(path)
+
+
+def leave_a_child(path: Path) -> None:
     child = os.fork()
     if child == 0:
         while True:
