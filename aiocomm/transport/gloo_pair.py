@@ -13,6 +13,7 @@ operation time-outs (they cannot tell a slow receiver from a dead one; that is t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import errno
@@ -48,7 +49,20 @@ THREADS = 2
 GIVE_UP = 5.0
 LEAVE = 2.0  # what a pair that was never closed may hold the end of the interpreter, in seconds
 LINGER = 1.0
+EXIT_MARGIN = 1.5  # that the end of the interpreter stays away from Gloo's time-out
 LINGER_STEP = 0.002  # nothing wakes whoever waits for an acknowledgement
+
+
+_closers: dict[threading.Thread, float] = {}  # and when Gloo lets go of its last chunk
+
+
+@atexit.register
+def _outlast_closers() -> None:
+    # Gloo's time-out throws where nobody catches it when the interpreter goes under it.
+    for thread, deadline in list(_closers.items()):
+        left = deadline - time.monotonic()
+        if left < EXIT_MARGIN:
+            thread.join(max(0.0, left) + EXIT_MARGIN)
 
 
 class GlooPair:
@@ -198,10 +212,12 @@ class GlooPair:
             try:
                 self.close()
             finally:
+                _closers.pop(thread, None)
                 done()
 
         name = f"aiocomm-gloo-close-{self._name}"
         thread = threading.Thread(target=run, name=name, daemon=True)
+        _closers[thread] = time.monotonic() + self._broadcast.timeout.total_seconds()
         thread.start()
         return thread
 
