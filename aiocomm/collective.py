@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -174,8 +175,8 @@ class Collective:
     # --- groups ---
 
     def _members(self, worker_addresses: Sequence[WorkerAddress | str]) -> Members:
-        if isinstance(worker_addresses, str):
-            raise AddressError(f"{worker_addresses!r} is one string: give a list of two addresses")
+        if isinstance(worker_addresses, str) or not isinstance(worker_addresses, Iterable):
+            raise AddressError(f"{worker_addresses!r} is no list: give one of two addresses")
         addresses = sorted(WorkerAddress.parse(address) for address in worker_addresses)
         if len(addresses) != 2:
             listed = ", ".join(map(str, addresses)) or "none"

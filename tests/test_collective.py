@@ -31,7 +31,9 @@ BAD_MEMBERS: dict[str, tuple[Any, str]] = {
     "blank name": (["a:0", " :0"], "worker name ' '"),
     "no rank": (["a:0", "b"], "'b' is not a worker address"),
     "negative rank": (["a:0", "b:-1"], "'b:-1' is not a worker address"),
-    "one string": ("a:0", "is one string"),
+    "one string": ("a:0", "'a:0' is no list: give one of two addresses"),
+    "nothing": (None, "None is no list"),
+    "a number": (5, "5 is no list"),
     "no string": (["a:0", 7], "7 is neither"),
 }
 

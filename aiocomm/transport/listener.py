@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import threading
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, cast
 
 from ..errors import AuthenticationError, HandshakeError, Refusal, RefusedError
@@ -53,7 +54,7 @@ def find(incarnation: str) -> Listener | None:
         return _listeners.get((os.getpid(), incarnation))
 
 
-class HandshakeProtocol(asyncio.BufferedProtocol):
+class HandshakeProtocol(asyncio.BufferedProtocol, ABC):
     """What the two ends of a handshake share: a small buffer, and word of the end."""
 
     def __init__(self) -> None:
@@ -66,8 +67,9 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.received(bytes(self._buffer[:nbytes]))
 
+    @abstractmethod
     def received(self, data: bytes) -> None:
-        raise NotImplementedError
+        """Bytes of the other end, in whatever pieces they come."""
 
     def abort(self) -> None:
         if self.transport is not None:
