@@ -252,7 +252,10 @@ def _interrupts_held() -> Iterator[None]:
         nonlocal held
         held = True
 
-    in_main = threading.current_thread() is threading.main_thread()
+    in_main = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is not None  # a handler of C could not be put back
+    )
     handler = signal.signal(signal.SIGINT, hold) if in_main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -255,6 +255,8 @@ def _is_over(sock: Any) -> bool:
 
 
 def start_two(stage: Stage, function: Callable[..., Any], port: int) -> str:
+    # A suite that runs in the background of a shell has inherited that interrupts are ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run_local(function, 2, port)
     except KeyboardInterrupt:
