@@ -15,13 +15,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import ClosedError, PeerLostError
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
     import torch
 
-    from ..errors import PeerLostError
 
 MAX_HEAD = 16 * 1024 * 1024 + 4096
 """Bytes of the head of a frame, at most: meta of 16 MiB and the fixed fields that go with it."""
@@ -188,6 +189,51 @@ class Link(ABC):
     @abstractmethod
     def statistics(self) -> LinkStatistics:
         """What went over it so far."""
+
+
+class LinkEnd(Link):
+    """What every kind of link keeps of itself: who waits for room, what went over it, how it ended.
+
+    Args:
+        peer: what the other end said of itself.
+    """
+
+    def __init__(self, peer: Hello) -> None:
+        self.peer = peer
+        self._closed_here = False
+        self._error: PeerLostError | None = None
+        self._drainers: list[asyncio.Future[None]] = []
+        self._frames_in = self._frames_out = self._bytes_in = self._bytes_out = 0
+
+    @property
+    def error(self) -> PeerLostError | None:
+        return self._error
+
+    @property
+    def statistics(self) -> LinkStatistics:
+        return LinkStatistics(
+            frames_in=self._frames_in,
+            frames_out=self._frames_out,
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+        )
+
+    def _wake(self) -> None:
+        drainers, self._drainers = self._drainers, []
+        for waiter in drainers:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _context(self) -> dict[str, Any]:
+        return {"group": self.peer.group, "peer": self.peer.sender}
+
+    def _refusal(self) -> ClosedError | PeerLostError:
+        # A new one each time: an exception that is raised twice collects the tracebacks of both.
+        if self._error is None or self._closed_here:
+            return ClosedError("this side closed the link", **self._context())
+        refusal = type(self._error)(self._error.message, **self._context())
+        refusal.__cause__ = self._error
+        return refusal
 
 
 class Route(Protocol):

@@ -12,8 +12,8 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClosedError, PeerClosedError, PeerLostError, ProtocolError, UsageError
-from .base import Frame, FrameKind, Link, LinkStatistics
+from ..errors import PeerClosedError, PeerLostError, ProtocolError, UsageError
+from .base import Frame, FrameKind, LinkEnd
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,7 +32,7 @@ class _End:
         self.goodbye = goodbye
 
 
-class MemoryLink(Link):
+class MemoryLink(LinkEnd):
     """One end of a pair; see ``pair``.
 
     Args:
@@ -46,18 +46,14 @@ class MemoryLink(Link):
     _other: MemoryLink
 
     def __init__(self, loop: asyncio.AbstractEventLoop, peer: Hello) -> None:
-        self.peer = peer
+        super().__init__(peer)
         self._loop = loop
         self._inbox: deque[Frame | _End] = deque()
         self._awake = False  # a delivery is scheduled
         self._wanted = False  # the other end waits for room in the inbox
         self._handler: LinkHandler | None = None
         self._up = True
-        self._closed_here = False
         self._deaf = False  # the handler is not called any more
-        self._error: PeerLostError | None = None
-        self._drainers: list[asyncio.Future[None]] = []
-        self._frames_in = self._frames_out = self._bytes_in = self._bytes_out = 0
         self._heart: Heart | None = None
 
     def __repr__(self) -> str:
@@ -116,19 +112,6 @@ class MemoryLink(Link):
 
     def abort(self) -> None:
         self._close(goodbye=False)
-
-    @property
-    def error(self) -> PeerLostError | None:
-        return self._error
-
-    @property
-    def statistics(self) -> LinkStatistics:
-        return LinkStatistics(
-            frames_in=self._frames_in,
-            frames_out=self._frames_out,
-            bytes_in=self._bytes_in,
-            bytes_out=self._bytes_out,
-        )
 
     # --- called by the heart ---
 
@@ -251,12 +234,6 @@ class MemoryLink(Link):
             self._heart.remove(self)
         self._wake()
 
-    def _wake(self) -> None:
-        drainers, self._drainers = self._drainers, []
-        for waiter in drainers:
-            if not waiter.done():
-                waiter.set_result(None)
-
     def _report(self, method: str, error: Exception) -> None:
         self._loop.call_exception_handler(
             {
@@ -264,17 +241,6 @@ class MemoryLink(Link):
                 "exception": error,
             }
         )
-
-    def _context(self) -> dict[str, Any]:
-        return {"group": self.peer.group, "peer": self.peer.sender}
-
-    def _refusal(self) -> ClosedError | PeerLostError:
-        context = self._context()
-        if self._error is None or self._closed_here:
-            return ClosedError("this side closed the link", **context)
-        refusal = type(self._error)(self._error.message, **context)
-        refusal.__cause__ = self._error
-        return refusal
 
 
 def _size(head: Any, body: Any) -> int:

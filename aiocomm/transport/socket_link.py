@@ -16,13 +16,12 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
-    ClosedError,
     PeerClosedError,
     PeerLostError,
     ProtocolError,
     UsageError,
 )
-from .base import MAX_BODY, MAX_HEAD, FrameKind, Link, LinkStatistics
+from .base import MAX_BODY, MAX_HEAD, FrameKind, LinkEnd
 from .frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Decoder
 from .sockets import local_host, translate
 
@@ -43,7 +42,7 @@ _join = b"".join
 _OWN_KINDS = FrameKind.HEARTBEAT  # this kind and those after it are the link's own
 
 
-class SocketLink(Link, asyncio.BufferedProtocol):
+class SocketLink(LinkEnd, asyncio.BufferedProtocol):
     """A link over a transport whose handshake is done; the caller sets it as the protocol.
 
     Args:
@@ -58,7 +57,7 @@ class SocketLink(Link, asyncio.BufferedProtocol):
     def __init__(
         self, transport: asyncio.Transport, peer: Hello, heart: Heart, close_timeout: float
     ) -> None:
-        self.peer = peer
+        super().__init__(peer)
         self.local_host = local_host(transport)
         self._loop = asyncio.get_running_loop()
         self._transport = transport
@@ -69,14 +68,10 @@ class SocketLink(Link, asyncio.BufferedProtocol):
         self._backlog_bytes = 0
         self._held = False  # reading is paused because the backlog is full
         self._up = True
-        self._closed_here = False
         self._told = False
-        self._error: PeerLostError | None = None
         self._close_timeout = close_timeout
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._congested = False
-        self._drainers: list[asyncio.Future[None]] = []
-        self._frames_in = self._frames_out = self._bytes_in = self._bytes_out = 0
         self._heart = heart
         self._beaten_in = self._beaten_out = 0  # the counts at the last beat
         self._silent = 0.0
@@ -174,19 +169,6 @@ class SocketLink(Link, asyncio.BufferedProtocol):
         if self._up:
             self._shut()
         self._transport.abort()
-
-    @property
-    def error(self) -> PeerLostError | None:
-        return self._error
-
-    @property
-    def statistics(self) -> LinkStatistics:
-        return LinkStatistics(
-            frames_in=self._frames_in,
-            frames_out=self._frames_out,
-            bytes_in=self._bytes_in,
-            bytes_out=self._bytes_out,
-        )
 
     # --- called by the heart ---
 
@@ -355,22 +337,5 @@ class SocketLink(Link, asyncio.BufferedProtocol):
             }
         )
 
-    def _wake(self) -> None:
-        drainers, self._drainers = self._drainers, []
-        for waiter in drainers:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _context(self) -> dict[str, Any]:
-        return {"group": self.peer.group, "peer": self.peer.sender}
-
     def _lost(self, what: str) -> PeerLostError:
         return PeerLostError(f"the peer {what}", **self._context())
-
-    def _refusal(self) -> ClosedError | PeerLostError:
-        # A new one each time: an exception that is raised twice collects the tracebacks of both.
-        if self._error is None or self._closed_here:
-            return ClosedError("this side closed the link", **self._context())
-        refusal = type(self._error)(self._error.message, **self._context())
-        refusal.__cause__ = self._error
-        return refusal
