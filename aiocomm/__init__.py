@@ -16,6 +16,7 @@ from .launch import run_local
 from .options import Options
 from .rendezvous.base import Store
 from .rendezvous.tcp import TCPBoard
+from .shared import empty_shared, share_
 from .stats import GroupStatistics, RouteCount
 
 __version__ = "0.1.0"
@@ -35,7 +36,9 @@ __all__ = [
     "__version__",
     "blocking",
     "current",
+    "empty_shared",
     "errors",
     "open",
     "run_local",
+    "share_",
 ]

@@ -12,9 +12,9 @@ ROUTE frames::
     sender    DROP   name, reason    set up there, not here: forget it
     either    BROKEN name, reason    it broke in the middle; the direction is over
 
-STORE frames carry the keys by which the two ends of a backend find each other; CHUNK and GRANT
-belong to the route over the link itself. Which end of a direction a frame is for follows from who
-sent it; for STORE frames the sequence field says it. Knows nothing of messages and their order.
+STORE frames carry a route's name and the keys by which its two ends find each other; CHUNK and
+GRANT belong to the route that was agreed on. Which end of a direction a frame is for follows from
+who sent it; for STORE frames the sequence field says it. Knows nothing of messages and their order.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from .errors import AiocommError, ProtocolError, RouteError
 from .transport.base import FrameKind
 from .transport.select import candidates, make_route
-from .transport.stream import StreamRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .runtime import Runtime
-    from .transport.base import Frame, Link, Route
+    from .transport.base import Frame, Link, ReceivingRoute, Route, SendingRoute
 
 log = logging.getLogger("aiocomm")
 
@@ -79,7 +78,7 @@ class BulkRoutes:
         group: str,
         rank: int,
         *,
-        opened: Callable[[Route], None],
+        opened: Callable[[ReceivingRoute], None],
         broken: Callable[[End, RouteError], None],
     ) -> None:
         self._runtime = runtime
@@ -92,10 +91,10 @@ class BulkRoutes:
         self._made: list[Route] = []  # every route ever made, for the closing
         self._proposed = ""
         self._answer: asyncio.Future[str | None] | None = None  # to what is proposed
-        self._opening: asyncio.Task[Route] | None = None
+        self._opening: asyncio.Task[SendingRoute] | None = None
         self._accepting: set[asyncio.Task[None]] = set()
 
-    async def open(self) -> Route:
+    async def open(self) -> SendingRoute:
         """The sending end; set up on the first call.
 
         Raises:
@@ -108,7 +107,7 @@ class BulkRoutes:
         return await asyncio.shield(self._opening)
 
     @property
-    def sending(self) -> Route | None:
+    def sending(self) -> SendingRoute | None:
         """The sending end, where it is set up."""
         opening = self._opening
         if opening is None or not opening.done() or opening.cancelled() or opening.exception():
@@ -124,19 +123,11 @@ class BulkRoutes:
         if frame.kind is FrameKind.ROUTE:
             self._step_received(frame.head)
         elif frame.kind is FrameKind.STORE:
-            end = End(frame.sequence & 1).opposite
-            route = self._ends.get(end)
-            deliver = getattr(route, "deliver", None)
-            if deliver is not None:
-                try:
-                    key = bytes(frame.head).decode()
-                except ValueError as error:
-                    raise ProtocolError("a key of the peer cannot be read") from error
-                deliver(key, bytes(frame.body))
+            self._key_received(End(frame.sequence & 1).opposite, frame)
         elif frame.kind is FrameKind.CHUNK:
-            self._stream(End.RECEIVING).chunk_received(frame.body)
+            self._framed(End.RECEIVING).chunk_received(frame)
         else:
-            self._stream(End.SENDING).grant_received()
+            self._framed(End.SENDING).grant_received(frame)
 
     def break_end(self, end: End, reason: str) -> None:
         """A transfer of this end failed: sever it and tell the peer."""
@@ -147,6 +138,12 @@ class BulkRoutes:
         """Make pending transfers (of one end, or of both) fail soon, whatever the peer does."""
         for this, route in self._ends.items():
             if end is None or this is end:
+                route.sever()
+
+    def peer_lost(self) -> None:
+        """Sever what cannot go on without the peer."""
+        for route in self._ends.values():
+            if not route.survives:
                 route.sever()
 
     async def aclose(self) -> None:
@@ -164,13 +161,13 @@ class BulkRoutes:
 
     # --- the sending end ---
 
-    async def _propose_all(self) -> Route:
+    async def _propose_all(self) -> SendingRoute:
         reasons = []
-        names = candidates(self._runtime.options.route)
+        names = candidates(self._runtime.options.route, same_host=self._link.same_host)
         for name in names:
             reason = await self._propose(name)
             if reason is None:
-                return self._ends[End.SENDING]
+                return cast("SendingRoute", self._ends[End.SENDING])
             reasons.append(f"{name}: {reason}")
             if name != names[-1]:
                 log.warning(
@@ -234,14 +231,14 @@ class BulkRoutes:
             self._tell(Step.FAILED, name, str(error) or repr(error))
         else:
             if self._ends[End.RECEIVING] is route:  # else another was proposed meanwhile
-                self._opened(route)
+                self._opened(cast("ReceivingRoute", route))
                 self._tell(Step.READY, name)
 
     # --- both ---
 
     def _make(self, name: str, end: End) -> Route:
         def publish(key: str, value: bytes) -> None:
-            self._link.send(FrameKind.STORE, end, key.encode(), value)
+            self._link.send(FrameKind.STORE, end, f"{name}\0{key}".encode(), value)
 
         previous = self._ends.get(end)
         if previous is not None:
@@ -254,16 +251,30 @@ class BulkRoutes:
             loop=self._runtime.loop,
             sending=end is End.SENDING,
             publish=publish,
+            off_loop=self._runtime.off_loop,
+            shm_bytes=self._runtime.options.shm_bytes,
             stall_timeout=self._runtime.options.stall_timeout,
         )
         self._ends[end] = route
         self._made.append(route)
         return route
 
-    def _stream(self, end: End) -> StreamRoute:
+    def _key_received(self, end: End, frame: Frame) -> None:
+        try:
+            name, _, key = bytes(frame.head).decode().partition("\0")
+        except ValueError as error:
+            raise ProtocolError("a key of the peer cannot be read") from error
+        route: Any = self._ends.get(end)
+        # What a route said that was dropped here meanwhile is not for the one after it.
+        if route is not None and route.name == name and hasattr(route, "deliver"):
+            route.deliver(key, bytes(frame.body))
+
+    def _framed(self, end: End) -> Any:
+        """The route whose frames come over the link itself."""
         route = self._ends.get(end)
-        if not isinstance(route, StreamRoute):
-            raise ProtocolError("the peer streams over a link route that was not agreed on")
+        handles = "chunk_received" if end is End.RECEIVING else "grant_received"
+        if not hasattr(route, handles):
+            raise ProtocolError("the peer sends frames of a route that was not agreed on")
         return route
 
     def _step_received(self, head: bytes) -> None:

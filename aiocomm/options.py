@@ -11,10 +11,12 @@ from .errors import UsageError
 
 KIB = 1024
 MIB = 1024 * KIB
+GIB = 1024 * MIB
 LONGEST_STALL = 7 * 86400.0
 LONGEST_INTERVAL = 86400.0  # of heartbeats: no handshake takes more
 MOST_MESSAGES, MOST_BYTES = 2**32 - 1, 2**64 - 1  # of a window: what its frame can say
-_SIZES = ("eager_limit", "window_bytes", "window_messages", "prefetch_bytes")
+_SIZES = ("eager_limit", "window_bytes", "window_messages", "prefetch_bytes", "shm_bytes")
+LEAST_SHM = 16 * KIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,9 @@ class Options:
             past that, sends wait.
         window_messages: the same, in messages, and how many bulk messages may wait there.
         prefetch_bytes: bytes of bulk messages that are taken in before a ``recv`` asks for them.
+        shm_bytes: bytes of shared memory that each sending direction to a worker on the same host
+            may take. Only what messages have touched is really taken, and what is not used for a
+            minute is let go of. A message that finds no room waits, or goes in parts.
         connect_timeout: seconds to wait for the peer to appear and answer.
         heartbeat_interval: seconds between heartbeats on an idle link.
         peer_timeout: seconds of silence after which the peer is taken for lost. The death of a
@@ -38,14 +43,15 @@ class Options:
             time-out ends that. A busy loop delays the start of a chunk, so this too must be longer
             than the longest stall of a healthy one.
         close_timeout: seconds that ``aclose`` gives pending sends to reach the peer.
-        route: carry every bulk message by this route (``"gloo"``, ``"link"``), for tests and
-            diagnosis; None chooses by placement.
+        route: carry every bulk message by this route (``"shm"``, ``"gloo"``, ``"link"``), for tests
+            and diagnosis; None chooses by placement.
     """
 
     eager_limit: int = 64 * KIB
     window_bytes: int = 16 * MIB
     window_messages: int = 1024
     prefetch_bytes: int = 256 * MIB
+    shm_bytes: int = GIB
     connect_timeout: float = 300.0
     heartbeat_interval: float = 1.0
     peer_timeout: float = 30.0
@@ -81,10 +87,12 @@ class Options:
         ):
             if getattr(self, name) > most:
                 raise UsageError(f"option {name} is {getattr(self, name)!r}: at most {most} works")
+        if self.shm_bytes < LEAST_SHM:
+            raise UsageError(f"option shm_bytes is {self.shm_bytes!r}: give at least {LEAST_SHM}")
         if self.eager_limit > 8 * MIB:
             raise UsageError(f"option eager_limit is {self.eager_limit}: at most 8 MiB fit a frame")
-        if self.route not in (None, "gloo", "link"):
-            raise UsageError(f"option route is {self.route!r}: give 'gloo', 'link' or None")
+        if self.route not in (None, "shm", "gloo", "link"):
+            raise UsageError(f"option route is {self.route!r}: give 'shm', 'gloo', 'link' or None")
 
     def _check_kinds(self) -> None:
         for field in fields(self):

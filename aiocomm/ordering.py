@@ -15,6 +15,7 @@ a message that moves straight into a post's own buffer::
     (none)   arrive, bulk                                 ARRIVED
     ARRIVED  its place in the line has a post that fits,  MOVING    Transfer (into the buffer of
              or the prefetch budget has room                        that post, if it has one)
+    ARRIVED  lose, and its route holds it whole           MOVING    Transfer
     ARRIVED  reluctant, no post for it yet                ARRIVED   Linger (once)
     ARRIVED  hurry                                        ARRIVED   none: reluctant no more
     ARRIVED  first in line with a post that does not fit  GONE      Mismatch, Discard
@@ -135,6 +136,10 @@ class RecvOrder:
         """Sequence number of the message that arrives next."""
         return self._next
 
+    def arrived(self) -> list[Incoming]:
+        """Bulk messages that have not begun to move in, in order."""
+        return [message for message in self._messages if message.state is ARRIVED]
+
     def post(self, post: Post) -> list[RecvAction]:
         """A call of recv: takes its place at the end of the line."""
         if post.state is not NEW:
@@ -208,16 +213,20 @@ class RecvOrder:
             self._truncate(self._messages.index(message))
         return self.lose(keep_moving=True)
 
-    def lose(self, *, keep_moving: bool) -> list[RecvAction]:
+    def lose(self, *, keep_moving: bool, held: int = 0) -> list[RecvAction]:
         """No more messages will come.
 
         Args:
             keep_moving: transfers under way may still complete (the peer said goodbye after it
                 had sent them); otherwise what they bring is lost too.
+            held: so many messages that have not begun to move in lie with the route, whole; they
+                move in now, whoever asks for them.
         """
         self.over = True
         for index, message in enumerate(self._messages):
-            if message.state not in WHOLE and not (keep_moving and message.state is MOVING):
+            if message.state is ARRIVED and held:
+                held -= 1
+            elif message.state not in WHOLE and not (keep_moving and message.state is MOVING):
                 self._truncate(index)
                 break
         return self._advance()
@@ -346,10 +355,12 @@ class RecvOrder:
         while self._begun < len(self._messages):
             message = self._messages[self._begun]
             if message.state is ARRIVED:
-                if self._moves >= self._moving_limit:
+                if self._moves >= self._moving_limit and not self.over:
                     return
                 post = next(islice(self._posts, self._begun, None), None)
-                if post is None:
+                if self.over and (post is None or not self._fits(post, message)):
+                    pass  # now or never
+                elif post is None:
                     if message.reluctant:
                         if not message.lingers:
                             message.lingers = True

@@ -71,14 +71,7 @@ def outline(body: bytes | memoryview, sizes: Sequence[int]) -> list[torch.Tensor
     Raises:
         ProtocolError: the body is not as long as the sizes say; nothing was allocated.
     """
-    offsets, end = [], 0
-    for size in sizes:
-        if size:
-            start = (end + _MASK) & -ALIGN
-            offsets.append(start)
-            end = start + size
-        else:
-            offsets.append(end)
+    offsets, end = lay_out(sizes)
     if len(body) != end:
         raise ProtocolError(f"a message has {len(body)} bytes where its sizes say {end}")
     if not end:
@@ -193,3 +186,19 @@ def scatter(
         torch.empty(0, dtype=_UINT8, device=device) if buffer is None else buffer
         for buffer in buffers
     ]
+
+
+def lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each buffer begins when all lie one after the other, each aligned, and where they end.
+
+    An empty buffer begins where the one before it ends.
+    """
+    offsets, end = [], 0
+    for size in sizes:
+        if size:
+            start = (end + _MASK) & -ALIGN
+            offsets.append(start)
+            end = start + size
+        else:
+            offsets.append(end)
+    return offsets, end

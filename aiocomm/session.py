@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from .handles import AsyncWork
     from .runtime import Runtime
-    from .transport.base import Frame, Link, Route
+    from .transport.base import Frame, Link, SendingRoute
 
 log = logging.getLogger("aiocomm")
 
@@ -112,7 +112,7 @@ class Session:
         )
 
     @property
-    def bulk_route(self) -> Route | None:
+    def bulk_route(self) -> SendingRoute | None:
         """The bulk route of the sending direction, where it is set up."""
         return self._bulk.sending if self._bulk is not None else None
 
@@ -234,7 +234,7 @@ class Session:
         """The peer is gone, or said goodbye."""
         self._lose(error)
 
-    async def _open_route(self) -> Route:
+    async def _open_route(self) -> SendingRoute:
         assert self._bulk is not None
         return await self._bulk.open()
 
@@ -265,7 +265,7 @@ class Session:
         graceful = isinstance(error, PeerClosedError)
         error.group, error.peer = self._where["group"], self._where["peer"]
         if self._bulk is not None and not graceful:
-            self._bulk.sever()
+            self._bulk.peer_lost()
         if self.state not in LIVE:
             # A drain waits in vain. That this side closes, the board included, is no news.
             quiet = isinstance(error, ClosedError)

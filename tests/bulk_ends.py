@@ -61,7 +61,7 @@ class Side:
         self.down: AiocommError | None = None
         self.routes: list[Any] = []
         loop = asyncio.get_running_loop()
-        runtime: Any = SimpleNamespace(loop=loop, options=Options(**settings))
+        runtime: Any = SimpleNamespace(loop=loop, options=Options(**settings), off_loop=None)
         self.bulk = BulkRoutes(
             runtime,
             self,  # type: ignore[arg-type]
@@ -74,6 +74,7 @@ class Side:
     # as a link
 
     local_host = "127.0.0.1"
+    same_host = False  # so gloo is the first to be proposed
     writable = True
 
     def send(self, kind: FrameKind, sequence: int, head: bytes = b"", body: Any = b"") -> None:

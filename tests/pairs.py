@@ -1,6 +1,6 @@
 """Two runtimes in one process whose group takes the route that a test names.
 
-``memory`` is what one process takes by itself. For ``link`` and ``gloo`` the dial is made to take
+``memory`` is what one process takes by itself. For the others the dial is made to take
 the socket that it would take between two processes, and bulk is pinned to that route; so the tests
 of what a group promises run on every route without a process of their own. What can only be seen
 between processes is in tests/system.
@@ -23,7 +23,7 @@ from aiocomm.testing import MemoryStore
 
 from .transport.links import apart
 
-ROUTES = ("memory", "link", "gloo")
+ROUTES = ("memory", "link", "shm", "gloo")
 MEMBERS = ["a:0", "b:0"]
 EAGER = 1024  # bytes that ride in the envelope, so that little is bulk already
 
@@ -47,9 +47,8 @@ def _ramp() -> torch.Tensor:
 
 def options_for(route: str, **settings: Any) -> Options:
     pinned = None if route == "memory" else route
-    return Options(
-        **{"eager_limit": EAGER, "route": pinned, "close_timeout": 5.0, **settings},
-    )
+    small = {"eager_limit": EAGER, "shm_bytes": 1 << 20, "close_timeout": 5.0}
+    return Options(**{**small, "route": pinned, **settings})
 
 
 @asynccontextmanager

@@ -130,10 +130,10 @@ class Shell:
         self._cut(keep_moving=True)
         self._carry_out(self.order.fail(message))
 
-    def lose(self, *, keep_moving: bool) -> None:
+    def lose(self, *, keep_moving: bool, held: int = 0) -> None:
         self.over = True
-        self._cut(keep_moving=keep_moving)
-        self._carry_out(self.order.lose(keep_moving=keep_moving))
+        self._cut(keep_moving=keep_moving, held=held)
+        self._carry_out(self.order.lose(keep_moving=keep_moving, held=held))
 
     def close(self) -> list[Post]:
         self.over = True
@@ -168,9 +168,10 @@ class Shell:
         messages.update(move.message for move in self.moves)  # type: ignore[union-attr]
         return sum(message.size for message in messages if message.owner.prefetched)
 
-    def _cut(self, *, keep_moving: bool) -> None:
+    def _cut(self, *, keep_moving: bool, held: int = 0) -> None:
+        kept = self.wire[:held]
         for index, message in enumerate(self.line):
-            moving = keep_moving and message not in self.wire
+            moving = message in kept or (keep_moving and message not in self.wire)
             if not (moving or self.whole(message)):
                 del self.line[index:]
                 return
@@ -217,12 +218,13 @@ class Shell:
         place = self.line.index(message)
         if isinstance(action, Transfer):
             assert message is self.wire.pop(0), "bulk leaves the wire in its order"
-            assert len(self.moves) < LIMIT
+            # What the route holds once all is over moves in whatever the limits are.
+            assert len(self.moves) < LIMIT or self.over
             post = self.posts[place] if place < len(self.posts) else None
             assert action.into is None or (action.into is post and post.in_place)
-            assert post is None or post.owner.kind == message.owner.kind
+            assert post is None or post.owner.kind == message.owner.kind or self.over
             assert action.into is None or not self.written(action.into)
-            message.owner.prefetched = post is None
+            message.owner.prefetched = post is None and not self.over
             assert self.prefetched() <= BUDGET
         elif isinstance(action, Copy):
             assert message.owner.body == message.sequence

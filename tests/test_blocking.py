@@ -81,8 +81,8 @@ def test_two_processes_exchange() -> None:
         for address in MEMBERS:
             workers.start(work_blocking, board, address)
         first, second = workers.join()
-    assert first == ([16.0, 16.0, 2.0 * BULK, 2.0 * BULK], ["gloo", "link"])
-    assert second == ([8.0, 8.0, 1.0 * BULK, 1.0 * BULK], ["gloo", "link"])
+    assert first == ([16.0, 16.0, 2.0 * BULK, 2.0 * BULK], ["link", "shm"])
+    assert second == ([8.0, 8.0, 1.0 * BULK, 1.0 * BULK], ["link", "shm"])
 
 
 def test_two_runtimes_of_one_process_exchange() -> None:

@@ -293,10 +293,22 @@ async def test_keys_reach_the_opposite_end_even_right_behind_the_proposal(
 
 async def test_keys_for_a_route_that_has_none_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
     side = Wire(monkeypatch).second
-    late = Frame(FrameKind.STORE, End.SENDING, b"key", b"value")
+    late = Frame(FrameKind.STORE, End.SENDING, b"gloo\0key", b"value")
     side.bulk.frame_received(late)
     side.bulk.frame_received(route_frame(Step.OPEN, "link"))
     side.bulk.frame_received(late)
+    await side.bulk.aclose()
+
+
+async def test_keys_of_a_route_that_was_dropped_are_not_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    side = Wire(monkeypatch).second
+    side.bulk.frame_received(route_frame(Step.OPEN, "shm"))
+    side.bulk.frame_received(route_frame(Step.OPEN, "gloo"))
+    for name in (b"shm", b"gloo"):
+        side.bulk.frame_received(Frame(FrameKind.STORE, End.SENDING, name + b"\0key", name))
+    assert [route.keys for route in side.routes] == [[], [("key", b"gloo")]]
     await side.bulk.aclose()
 
 
@@ -325,15 +337,12 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("frame", HOSTILE, ids=lambda frame: frame.kind.name)
-@pytest.mark.parametrize("route", ["gloo", "link"])
+@pytest.mark.parametrize("route", ["shm", "gloo", "link"])
 async def test_hostile_frames_are_the_peers_fault(
     frame: Frame, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side: Side = Wire(monkeypatch).second
     side.bulk.frame_received(route_frame(Step.OPEN, route))
-    if frame.kind is FrameKind.STORE and route == "link":
-        side.bulk.frame_received(frame)  # it has no keys: nothing is read
-    else:
-        with pytest.raises(ProtocolError):
-            side.bulk.frame_received(frame)
+    with pytest.raises(ProtocolError):
+        side.bulk.frame_received(frame)
     await side.bulk.aclose()

@@ -24,7 +24,7 @@ LAYERS = [
     ["session"],
     ["group"],
     ["collective"],
-    ["blocking", "launch", "worker", "channel", "testing"],
+    ["blocking", "launch", "worker", "channel", "testing", "shared"],
     [""],
     ["demo*"],  # a user of the public names
     ["cli", "__main__"],

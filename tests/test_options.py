@@ -95,7 +95,7 @@ def test_what_the_peer_cannot_be_told_is_refused(name: str, most: float) -> None
         Options(**{name: most + 1})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("route", [None, "gloo", "link"])
+@pytest.mark.parametrize("route", [None, "shm", "gloo", "link"])
 def test_routes_that_can_be_pinned(route: str | None) -> None:
     assert Options(route=route).route == route
 

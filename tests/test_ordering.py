@@ -46,6 +46,7 @@ def test_reluctant_message_waits_for_its_call_or_for_hurry() -> None:
         ("ARRIVED", lambda s, m: s.post(), "MOVING", ["Transfer"]),
         ("ARRIVED", lambda s, m: s.post("tensor"), "GONE", ["Mismatch", "Discard"]),
         ("ARRIVED", lambda s, m: s.lose(keep_moving=True), "GONE", []),
+        ("ARRIVED", lambda s, m: s.lose(keep_moving=True, held=1), "MOVING", ["Transfer"]),
         ("MOVING", lambda s, m: s.end(m), "TAKEN", ["Deliver"]),
         ("MOVING", lambda s, m: (s.cancel(s.posts[0]), s.end(m)), "LEAVING", ["Evacuate"]),
         ("MOVING", lambda s, m: (s.cancel(s.posts[0]), s.post()), "DROPPED", ["Mismatch"]),
@@ -284,3 +285,16 @@ def test_cost_per_call_does_not_grow(kind: str) -> None:
 
     few, many = (min(seconds_each(count) for _ in range(3)) for count in (500, 5_000))
     assert many < 4 * few + 5e-6  # quadratic: 10 times
+
+
+def test_messages_that_their_route_holds_move_in_whatever_the_limits_are() -> None:
+    shell = Shell()
+    posts = [shell.post("obj"), shell.post("tensor", buffer=True)]
+    messages = [shell.arrive("obj", BUDGET + 1, bulk=True) for _ in range(LIMIT + 2)]
+    torn = shell.arrive("obj", SMALL, bulk=True)
+    assert [message.state for message in messages[:2]] == [State.MOVING, State.ARRIVED]
+    shell.lose(keep_moving=True, held=len(messages) - 1)
+    assert {message.state for message in messages} == {State.MOVING}
+    assert torn.state is State.GONE
+    assert all(message.into is None for message in messages)
+    assert {post.state for post in posts} == {State.QUEUED}

@@ -280,7 +280,7 @@ async def test_frames_that_break_the_protocol_cost_the_link_and_no_more(
 async def test_an_unknown_route_is_refused_and_the_next_one_tried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("aiocomm.bulk.candidates", lambda pinned: ("carrier pigeon", "link"))
+    monkeypatch.setattr("aiocomm.bulk.candidates", lambda *_, **__: ("carrier pigeon", "link"))
     async with pair("link") as (a, b):
         await asyncio.gather(a.send(ramp(LARGE)), b.recv())
         assert a.statistics().bulk_route == "link"
@@ -290,7 +290,7 @@ async def test_an_unknown_route_is_refused_and_the_next_one_tried(
 async def test_without_any_route_large_sends_fail_and_say_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aiocomm.bulk.candidates", lambda pinned: ("carrier pigeon",))
+    monkeypatch.setattr("aiocomm.bulk.candidates", lambda *_, **__: ("carrier pigeon",))
     async with pair("link") as (a, b):
         await asyncio.gather(a.send("small"), b.recv())
         async with asyncio.timeout(10):

@@ -1,7 +1,7 @@
 """What came of one message, where its bytes lie, and how it becomes a value.
 
 The bytes of a message lie in one of three places: in the body of its envelope, in the sender's own
-memory (both in one process), or in blocks that a bulk route has filled.
+memory (both in one process), or in buffers that a bulk route has filled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ProtocolError
-from ..packing import Block, outline, plan, scatter
+from ..packing import outline
 from ..payload import Kind, TensorSpec, as_bytes, buffer_sizes, tensor_spec, unpack
 from ..payload_table import is_tensor
 
@@ -33,9 +33,8 @@ class Arrival:
     meta: bytes
     body: Any  # bytes of the buffers; in one process, a tuple of the buffers themselves
     nbytes: int  # of the whole message, for the counters; 0 once counted
-    sizes: tuple[int, ...] = ()  # bulk only, as the two below
-    plan: tuple[Block, ...] = ()
-    blocks: Sequence[torch.Tensor] = field(default_factory=tuple)  # memory of the message's own
+    sizes: tuple[int, ...] = ()  # of the buffers; bulk only, as the next
+    buffers: Sequence[torch.Tensor] = field(default_factory=tuple)  # in memory of the message's own
     value: Any = UNBUILT  # built already, for a call that was cancelled then
     spec: TensorSpec | None = None
 
@@ -51,7 +50,6 @@ class Arrival:
             arrival.spec = tensor_spec(envelope.meta)
         if envelope.bulk:
             arrival.sizes = buffer_sizes(envelope.kind, envelope.meta)
-            arrival.plan = plan(arrival.sizes)
             size = sum(arrival.sizes)
             arrival.nbytes += size
             return arrival, size
@@ -76,8 +74,8 @@ class Arrival:
         if self.value is not UNBUILT:
             return self.value
         buffers: Sequence[torch.Tensor] = ()
-        if self.plan:
-            buffers = scatter(self.plan, self.blocks, len(self.sizes))
+        if self.sizes:
+            buffers = self.buffers
         elif isinstance(self.body, tuple):
             buffers = self.body
         elif self.body or is_tensor(self.meta):  # an empty tensor has a buffer, and no body
@@ -90,8 +88,8 @@ class Arrival:
         Raises:
             ProtocolError: the bytes are not as many as its shape says.
         """
-        if self.blocks or self.in_process:
-            as_bytes(buffer).copy_(self.blocks[0] if self.blocks else self.body[0])
+        if self.buffers or self.in_process:
+            as_bytes(buffer).copy_(self.buffers[0] if self.buffers else self.body[0])
         elif len(self.body) != buffer.nbytes:
             raise ProtocolError("the bytes of a tensor are not as many as its shape says")
         else:

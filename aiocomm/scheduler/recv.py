@@ -27,7 +27,6 @@ from ..entries import (
 from ..errors import AiocommError, ClosedError, Context, PairingError, ProtocolError
 from ..handles.base import AsyncWork
 from ..ordering import RecvOrder
-from ..packing import allocate
 from ..payload import Kind, as_bytes
 from ..runtime import COPY_LIMIT
 from ..stats import Traffic
@@ -37,13 +36,13 @@ from .envelope import Envelope, credit_head
 from .send import as_route_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     import torch
 
     from ..entries import RecvAction
     from ..runtime import Runtime
-    from ..transport.base import Frame, Link, Route
+    from ..transport.base import Frame, Link, ReceivingRoute
     from .works import RecvWork
 
 log = logging.getLogger("aiocomm")
@@ -96,7 +95,7 @@ class RecvLane:
         self._settling: asyncio.Event | None = None
         self._link: Link | None = None
         self._error: AiocommError | None = None
-        self._route: Route | None = None
+        self._route: ReceivingRoute | None = None
         self.traffic = Traffic()
 
     @property
@@ -131,7 +130,7 @@ class RecvLane:
         if work._buffer is None:
             arrival.value = AsyncWork.result(work)
         elif message.into is work._entry:
-            arrival.blocks = [as_bytes(work._buffer).clone()]
+            arrival.buffers = [as_bytes(work._buffer).clone()]
         self._perform(self._order.give_back(message))
 
     def link_up(self, link: Link) -> None:
@@ -141,7 +140,7 @@ class RecvLane:
         head = credit_head(options.window_messages, options.window_bytes, first=True)
         self._reply(FrameKind.CREDIT, 0, head)
 
-    def route_up(self, route: Route) -> None:
+    def route_up(self, route: ReceivingRoute) -> None:
         """The receiving end of the bulk route that was agreed on."""
         self._route = route
 
@@ -172,7 +171,11 @@ class RecvLane:
             return
         self._error = error
         self._fail_broken()
-        self._perform(self._order.lose(keep_moving=keep_moving))
+        held = None
+        if self._route is not None:
+            held = self._route.end([each.owner.sizes for each in self._order.arrived()])
+        keep_moving = keep_moving or held is not None
+        self._perform(self._order.lose(keep_moving=keep_moving, held=held or 0))
 
     async def settle(self) -> None:
         """Wait until no bulk message moves in.
@@ -261,13 +264,13 @@ class RecvLane:
             if action.into is not None:
                 buffer = action.into.owner._buffer
                 assert buffer is not None
-                blocks: Sequence[torch.Tensor] = [as_bytes(buffer)]
+                moved = self._route.receive([as_bytes(buffer)])
             else:
-                blocks = arrival.blocks = allocate(arrival.plan)
+                arrival.buffers, moved = self._route.fetch(arrival.sizes)
         except (MemoryError, RuntimeError) as error:  # torch says RuntimeError when out of memory
             self._transfer_failed(message, error)
             return
-        self._when_moved(self._taken_in(self._route.receive(blocks)), message)
+        self._when_moved(self._taken_in(moved), message)
 
     def _linger(self, action: Linger) -> None:
         message = action.message
@@ -293,10 +296,10 @@ class RecvLane:
             if error is not None:
                 self._transfer_failed(message, error)
                 return
-            arrival.blocks = [cloned.result()]
+            arrival.buffers = [cloned.result()]
             self._perform(self._order.evacuated(message))
 
-        if arrival.blocks or not message.bulk:  # the original is still there
+        if arrival.buffers or not message.bulk:  # the original is still there
             self._perform(self._order.evacuated(message))
         else:
             self._runtime.off_loop(as_bytes(buffer).clone).add_done_callback(evacuated)
@@ -304,8 +307,7 @@ class RecvLane:
     def _discard(self, action: Discard) -> None:
         arrival = action.message.owner
         assert self._route is not None
-        sizes = [block.nbytes for block in arrival.plan]
-        drained = self._taken_in(self._route.discard(sizes))
+        drained = self._taken_in(self._route.discard(arrival.sizes))
 
         def done(future: asyncio.Future[None]) -> None:
             error = None if future.cancelled() else future.exception()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..entries import IllegalTransition, Outgoing
 from ..errors import AiocommError, Context, PairingError, ProtocolError, RouteError
 from ..ordering import SendOrder
-from ..packing import ALIGN, gather, inline, plan, staged_bytes
+from ..packing import ALIGN, inline
 from ..payload import Kind
 from ..runtime import COPY_LIMIT
 from ..stats import Traffic
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..entries import Start
     from ..payload import Packed
     from ..runtime import Runtime
-    from ..transport.base import Link, Route
+    from ..transport.base import Link, SendingRoute
 
 log = logging.getLogger("aiocomm")
 
@@ -53,7 +53,7 @@ class SendLane:
         self,
         runtime: Runtime,
         *,
-        open_route: Callable[[], Awaitable[Route]],
+        open_route: Callable[[], Awaitable[SendingRoute]],
         broken: Callable[[AiocommError], None],
         context: Context,
     ) -> None:
@@ -64,7 +64,7 @@ class SendLane:
         self._broken = broken
         self._context = context
         self._link: Link | None = None
-        self._route: Route | None = None
+        self._route: SendingRoute | None = None
         self._error: AiocommError | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Event | None = None
@@ -200,18 +200,15 @@ class SendLane:
         return self._order.started(entry) if entry.slow else ()
 
     def _start_bulk(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
-        blocks = plan([buffer.numel() for buffer in packed.buffers])
-        if self._route is not None and staged_bytes(blocks) <= COPY_LIMIT:
-            staged = gather(blocks, packed.buffers)
-            return self._transfer(link, entry, packed, self._route, staged)
+        if self._route is not None and self._route.staged_bytes(packed.buffers) <= COPY_LIMIT:
+            return self._transfer(link, entry, packed, self._route.stage(packed.buffers))
 
         async def prepare() -> None:
             try:
-                route = self._route
-                if route is None:
-                    route = self._route = await self._open_route()
-                staged = await self._runtime.off_loop(gather, blocks, packed.buffers)
-                self._start(self._transfer(link, entry, packed, route, staged))
+                if self._route is None:
+                    self._route = await self._open_route()
+                staged = await self._runtime.off_loop(self._route.stage, packed.buffers)
+                self._start(self._transfer(link, entry, packed, staged))
             except Exception as error:  # of ours, or torch's when there is no memory to stage in
                 self._broken(as_route_error(error))
 
@@ -219,17 +216,14 @@ class SendLane:
         return ()
 
     def _transfer(
-        self,
-        link: Link,
-        entry: Outgoing,
-        packed: Packed,
-        route: Route,
-        blocks: Sequence[torch.Tensor],
+        self, link: Link, entry: Outgoing, packed: Packed, staged: Sequence[torch.Tensor]
     ) -> Sequence[Start]:
         self._starting = None
+        route = self._route
+        assert route is not None
         head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=True)
         link.send(ENVELOPE, entry.sequence, head)
-        moved = route.send(blocks)
+        moved = route.send(staged, lend=packed.kind is not Kind.TENSOR)
         self._moving[entry] = moved
         moved.add_done_callback(lambda future: self._transferred(entry, route.name, future))
         return self._order.started(entry)

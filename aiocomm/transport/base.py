@@ -19,7 +19,7 @@ from ..errors import ClosedError, PeerLostError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -113,11 +113,13 @@ class Link(ABC):
         peer: what the other end said of itself.
         local_host: numeric address for data sockets of this side towards that peer.
         in_process: both ends live in this process, so bodies travel by reference.
+        same_host: both ends live on this host, and Unix sockets of one meet those of the other.
     """
 
     peer: Hello
     local_host: str
     in_process: bool
+    same_host: bool
 
     @abstractmethod
     def attach(self, handler: LinkHandler) -> None:
@@ -237,9 +239,9 @@ class LinkEnd(Link):
 
 
 class Route(Protocol):
-    """Bulk bytes in one direction of one group. Blocks are 1-D uint8 tensors.
+    """One end of what carries bulk bytes in one direction of one group.
 
-    The order of the calls is the order on the wire. Nothing here ever blocks the loop.
+    Nothing of it ever blocks the loop.
     """
 
     @property
@@ -255,14 +257,9 @@ class Route(Protocol):
         Cancellation: what was set up is torn down.
         """
 
-    def send(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
-        """Send the blocks of one message; done when they are the caller's again."""
-
-    def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
-        """Fill the blocks with the next message; done when they are full."""
-
-    def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
-        """Drain blocks of these sizes in bytes, in bounded memory."""
+    @property
+    def survives(self) -> bool:
+        """Whether what the peer has sent can be taken in though the peer is gone."""
 
     def sever(self) -> None:
         """Make pending operations fail soon, whatever the peer does. Idempotent."""
@@ -271,4 +268,56 @@ class Route(Protocol):
         """Leave no thread and no socket, in bounded time.
 
         Cancellation: the route is severed, and the rest is cleaned up in the background.
+        """
+
+
+class SendingRoute(Route, Protocol):
+    """The end that sends. A buffer is a 1-D uint8 tensor; the order of the calls is kept."""
+
+    def staged_bytes(self, buffers: Sequence[torch.Tensor]) -> int:
+        """Bytes that ``stage`` would copy."""
+
+    def stage(self, buffers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What ``send`` is to be given for a message of these buffers. Any thread may call it."""
+
+    def send(self, staged: Sequence[torch.Tensor], *, lend: bool) -> asyncio.Future[None]:
+        """Send one message; done when its buffers are the caller's again.
+
+        Args:
+            staged: what ``stage`` made of its buffers.
+            lend: the receiver has no memory for it, and may be lent the route's own.
+        """
+
+
+class ReceivingRoute(Route, Protocol):
+    """The end that receives, in the order of the calls."""
+
+    def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
+        """Take the next message, which has a single buffer, into the caller's memory."""
+
+    def fetch(self, sizes: Sequence[int]) -> tuple[Sequence[torch.Tensor], asyncio.Future[None]]:
+        """Take the next message, in memory of the route's choice.
+
+        Args:
+            sizes: of its buffers, in bytes.
+
+        Returns:
+            The buffers, and a future: the buffers are there and full when it is done.
+
+        Raises:
+            RuntimeError: there is not that much memory (torch's own error).
+        """
+
+    def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
+        """Drain the next message, whose buffers have these sizes, in bounded memory."""
+
+    def end(self, upcoming: Iterable[Sequence[int]]) -> int | None:
+        """The peer sends nothing more: fail what can never be whole.
+
+        Args:
+            upcoming: sizes of the buffers of each message that nobody has asked for yet.
+
+        Returns:
+            How many of these are here whole, and can be asked for as ever. None where nothing can
+            be taken in without the peer.
         """

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ..errors import AiocommError, ProtocolError, RouteError, UsageError
+from .blocks import BlockRoute
 from .completion import Completions
 from .gloo_pair import GlooPair, first_line
 from .gloo_transfer import MIB, Transfer, longest_chunk, pack_count, parse_count
@@ -63,7 +64,7 @@ class _State(enum.Enum):
     CLOSED = "closed"
 
 
-class GlooRoute:
+class GlooRoute(BlockRoute):
     """One direction of one group over Gloo; used on its loop's thread only.
 
     Args:
@@ -193,11 +194,11 @@ class GlooRoute:
 
     # Moving bytes
 
-    def send(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
+    def send(self, staged: Sequence[torch.Tensor], *, lend: bool = False) -> asyncio.Future[None]:
         """Queue blocks; the order of calls is the order on the wire. Never blocks.
 
         Args:
-            blocks: uint8, 1-D, contiguous, CPU; any sizes, of which the peer must know.
+            staged: uint8, 1-D, contiguous, CPU; any sizes, of which the peer must know.
 
         Returns:
             A future that completes when the buffers are free; with RouteError when the route
@@ -207,7 +208,7 @@ class GlooRoute:
         """
         if not self.sending:
             raise UsageError(f"{self!r} cannot send")
-        return self._queue(blocks, [block.numel() for block in blocks])
+        return self._queue(staged, [block.numel() for block in staged])
 
     def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
         """Fill blocks with what the peer sends next, sizes alike. Otherwise as ``send``."""
@@ -215,7 +216,7 @@ class GlooRoute:
             raise UsageError(f"{self!r} cannot receive")
         return self._queue(blocks, [block.numel() for block in blocks])
 
-    def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
+    def discard_blocks(self, sizes: Sequence[int]) -> asyncio.Future[None]:
         """Take the next blocks, of these sizes in bytes, and drop them; at most 16 MiB are held."""
         if self.sending:
             raise UsageError(f"{self!r} cannot receive")
@@ -249,8 +250,7 @@ class GlooRoute:
             try:
                 work = self._pair.broadcast(chunk)
             except RuntimeError as error:
-                self._broken(error)
-                return
+                return self._broken(error)
             self._completions.add(work, (transfer, length))
             transfer.outstanding += 1
             self._issued += 1

@@ -41,6 +41,7 @@ class MemoryLink(LinkEnd):
     """
 
     in_process = True
+    same_host = True
     local_host = "127.0.0.1"
 
     _other: MemoryLink

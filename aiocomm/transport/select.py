@@ -10,21 +10,26 @@ from typing import TYPE_CHECKING
 
 from ..errors import ProtocolError
 from .gloo import GlooRoute
+from .shm.receive import ShmReceiver
+from .shm.send import ShmSender
 from .stream import StreamRoute
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from .base import Link, Route
+    from .base import Link, ReceivingRoute, SendingRoute
+    from .shm.copies import OffLoop
 
-ROUTES = (GlooRoute.name, StreamRoute.name)
+ROUTES = (ShmSender.name, GlooRoute.name, StreamRoute.name)
 """Names of all bulk routes for CPU memory, the best first."""
 
 
-def candidates(pinned: str | None) -> tuple[str, ...]:
-    """The routes to propose, in order: the pinned one alone, or all."""
-    return (pinned,) if pinned is not None else ROUTES
+def candidates(pinned: str | None, *, same_host: bool) -> tuple[str, ...]:
+    """The routes to propose, in order: the pinned one alone, or all that the placement allows."""
+    if pinned is not None:
+        return (pinned,)
+    return ROUTES if same_host else ROUTES[1:]
 
 
 def make_route(
@@ -35,8 +40,10 @@ def make_route(
     loop: asyncio.AbstractEventLoop,
     sending: bool,
     publish: Callable[[str, bytes], None],
+    off_loop: OffLoop,
+    shm_bytes: int,
     stall_timeout: float,
-) -> Route:
+) -> SendingRoute | ReceivingRoute:
     """Make one end of a route, not set up yet.
 
     Args:
@@ -46,11 +53,19 @@ def make_route(
         loop: the loop of the runtime.
         sending: which end it is.
         publish: hands a key and its value to the peer's end.
-        stall_timeout: as in ``Options``.
+        off_loop: see ``Runtime.off_loop``.
+        shm_bytes: as in ``Options``.
+        stall_timeout: likewise.
 
     Raises:
         ProtocolError: the peer proposed a route that this version does not have.
     """
+    if name == ShmSender.name:
+        if sending:
+            return ShmSender(
+                label, link, loop, publish=publish, off_loop=off_loop, shm_bytes=shm_bytes
+            )
+        return ShmReceiver(label, link, loop, publish=publish, off_loop=off_loop)
     if name == GlooRoute.name:
         return GlooRoute(
             label,

@@ -23,7 +23,7 @@ from ..errors import (
 )
 from .base import MAX_BODY, MAX_HEAD, FrameKind, LinkEnd
 from .frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Decoder
-from .sockets import local_host, translate
+from .sockets import is_unix, local_host, translate
 
 if TYPE_CHECKING:
     from .base import Frame, Hello, LinkHandler
@@ -59,6 +59,7 @@ class SocketLink(LinkEnd, asyncio.BufferedProtocol):
     ) -> None:
         super().__init__(peer)
         self.local_host = local_host(transport)
+        self.same_host = is_unix(transport)
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._write = transport.write

@@ -53,6 +53,12 @@ def local_host(transport: asyncio.BaseTransport) -> str:
     return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
 
 
+def is_unix(transport: asyncio.BaseTransport) -> bool:
+    """Whether the connection is one of Unix sockets, which never leave a host."""
+    sock = transport.get_extra_info("socket")
+    return sock is not None and sock.family == getattr(socket, "AF_UNIX", None)
+
+
 async def connect_unix(name: str) -> socket.socket:
     """Connect to an abstract Unix socket; waits while its backlog is full."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

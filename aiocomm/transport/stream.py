@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import AiocommError, ProtocolError, RouteError
 from .base import FrameKind
+from .blocks import BlockRoute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from .base import Link
+    from .base import Frame, Link
 
 CHUNK = 256 * 1024
 """Bytes per frame: copying one takes some 50 us of the loop."""
@@ -40,7 +41,7 @@ class _Job:
     offset: int = 0
 
 
-class StreamRoute:
+class StreamRoute(BlockRoute):
     """One direction of bulk over the link (the ``Route`` protocol).
 
     Args:
@@ -67,12 +68,12 @@ class StreamRoute:
         Cancellation: has no effect.
         """
 
-    def send(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
+    def send(self, staged: Sequence[torch.Tensor], *, lend: bool = False) -> asyncio.Future[None]:
         """Send 1-D uint8 CPU blocks; done when all bytes are with the link.
 
         Cancellation: the bytes go out all the same.
         """
-        job = self._enter(blocks, sum(block.numel() for block in blocks))
+        job = self._enter(staged, sum(block.numel() for block in staged))
         if self._pump is None and self._jobs:
             self._pump = self._loop.create_task(self._run())
         return job.done
@@ -86,7 +87,7 @@ class StreamRoute:
         self._grant(job)
         return job.done
 
-    def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
+    def discard_blocks(self, sizes: Sequence[int]) -> asyncio.Future[None]:
         """Drop the bytes of the next message.
 
         Cancellation: the bytes come in and are dropped all the same.
@@ -95,7 +96,7 @@ class StreamRoute:
         self._grant(job)
         return job.done
 
-    def grant_received(self) -> None:
+    def grant_received(self, frame: Frame) -> None:
         """The peer has memory for one more message.
 
         Raises:
@@ -108,14 +109,15 @@ class StreamRoute:
         self._grants += 1
         self._granted.set()
 
-    def chunk_received(self, body: bytes) -> None:
-        """The next bytes of the message at work.
+    def chunk_received(self, frame: Frame) -> None:
+        """The next bytes of the message at work, in the body.
 
         Raises:
             ProtocolError: more bytes than were announced.
         """
         if self._severed is not None:
             return
+        body = frame.body
         if not self._jobs or self._jobs[0].moved + len(body) > self._jobs[0].nbytes:
             raise ProtocolError("the peer streams bytes that it has not announced")
         job = self._jobs[0]

@@ -16,6 +16,7 @@ from aiocomm.payload import Packed
 from aiocomm.runtime import Runtime
 from aiocomm.scheduler.envelope import envelope_head
 from aiocomm.transport.base import Frame, FrameKind
+from aiocomm.transport.blocks import BlockRoute
 
 CONTEXT = Context(group="g", peer="b:0")
 EAGER = 1024  # bytes
@@ -57,7 +58,7 @@ class Move:
         self.future.set_result(None)
 
 
-class FakeRoute:
+class FakeRoute(BlockRoute):
     """A bulk route that moves nothing by itself."""
 
     name = "fake"
@@ -69,12 +70,12 @@ class FakeRoute:
         self.moves.append(Move(blocks, list(sizes), asyncio.get_running_loop().create_future()))
         return self.moves[-1].future
 
-    def send(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
+    def send(self, blocks: Sequence[torch.Tensor], *, lend: bool = False) -> asyncio.Future[None]:
         return self._move(blocks, [block.numel() for block in blocks])
 
     receive = send
 
-    def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
+    def discard_blocks(self, sizes: Sequence[int]) -> asyncio.Future[None]:
         return self._move((), sizes)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aiocomm.errors import ProtocolError
-from aiocomm.packing import gather, inline
+from aiocomm.packing import inline
 from aiocomm.payload import Packed, pack, pack_tensor
 from aiocomm.scheduler.arrival import Arrival
 from aiocomm.scheduler.envelope import Envelope
@@ -22,7 +22,7 @@ def arrived(packed: Packed, way: str) -> tuple[Arrival, int]:
     frame = envelope(packed, 0, body, bulk=way == "bulk")
     arrival, size = Arrival.of(Envelope.read(frame.head), frame.body)
     if way == "bulk":
-        arrival.blocks = gather(arrival.plan, packed.buffers)
+        arrival.buffers = packed.buffers
     return arrival, size
 
 

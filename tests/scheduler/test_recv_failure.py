@@ -11,7 +11,6 @@ import torch
 
 from aiocomm.errors import AiocommError, PeerLostError, RouteError
 from aiocomm.handles.base import AsyncWork
-from aiocomm.scheduler import recv as recv_module
 
 from .lanes import BULK, blank, ramp, turns
 from .receiver import CLOSED, LOST, Receiver
@@ -157,7 +156,7 @@ async def test_no_memory_for_a_message_ends_the_direction(
     def allocate(plan: object) -> None:
         raise error
 
-    monkeypatch.setattr(recv_module, "allocate", allocate)
+    monkeypatch.setattr("aiocomm.transport.blocks.allocate", allocate)
     receiver = Receiver()
     work = receiver.recv()
     receiver.bulk(ramp(BULK))

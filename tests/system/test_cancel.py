@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from aiocomm import CollectiveGroup
+from aiocomm.options import LEAST_SHM
 
-from ..pairs import LARGE, SMALL, each_route, each_size, each_wire, pair, ramp, ready, until
+from ..pairs import SMALL, each_route, each_size, each_wire, pair, ramp, ready, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -213,15 +214,15 @@ async def test_a_send_cancelled_before_the_link_is_up_is_taken_back() -> None:
 
 @each_wire
 async def test_a_send_cancelled_after_its_start_arrives_all_the_same(route: str) -> None:
-    async with pair(route, prefetch_bytes=0) as (a, b):
-        tensor = ramp(LARGE)
+    async with pair(route, prefetch_bytes=0, shm_bytes=LEAST_SHM) as (a, b):
+        tensor = ramp(LEAST_SHM)  # more than shared memory takes before it is received
         send = a.send_tensor(tensor)
         await until(lambda: b.statistics().unreceived)
         assert send.cancel()
         del tensor
         assert a.statistics().pending_sends == 1
         next_send = a.send("next")
-        assert torch.equal(await b.recv_tensor(bytes_of(LARGE)), ramp(LARGE))
+        assert torch.equal(await b.recv_tensor(bytes_of(LEAST_SHM)), ramp(LEAST_SHM))
         assert await b.recv() == "next"
         await next_send
         await until(lambda: a.statistics().pending_sends == 0)

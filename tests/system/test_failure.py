@@ -75,7 +75,7 @@ async def echo(stage: Stage, **settings: Any) -> None:
         await group.send(None)
 
 
-@pytest.mark.parametrize("route", ["gloo", "link"])
+@pytest.mark.parametrize("route", ["shm", "gloo", "link"])
 def test_the_death_of_a_peer_in_mid_transfer(loop_name: str, route: str) -> None:
     with Workers(3, loop=loop_name) as workers:
         alive = workers.start(survivor, route=route, stall_timeout=STALL)

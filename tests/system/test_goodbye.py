@@ -18,6 +18,7 @@ import torch
 
 import aiocomm
 from aiocomm.errors import AiocommError, PeerClosedError
+from aiocomm.options import LEAST_SHM
 from aiocomm.scheduler import SendLane
 from aiocomm.session import Session
 
@@ -68,7 +69,7 @@ async def take_and_go(stage: Stage, board: aiocomm.TCPBoard, options: aiocomm.Op
 
 
 @pytest.mark.parametrize("how", ["waiting", "closing"])
-@pytest.mark.parametrize("route", ["gloo", "link"])
+@pytest.mark.parametrize("route", ["shm", "gloo", "link"])
 def test_a_send_that_was_taken_whole_does_not_fail_with_the_goodbye(
     loop_name: str, route: str, how: str
 ) -> None:
@@ -79,8 +80,10 @@ def test_a_send_that_was_taken_whole_does_not_fail_with_the_goodbye(
         assert workers.join() == ["taken", float(BULK)]
 
 
-async def send_too_much(stage: Stage, board: aiocomm.TCPBoard) -> tuple[float, str | None]:
-    options = aiocomm.Options(prefetch_bytes=0)
+async def send_too_much(
+    stage: Stage, board: aiocomm.TCPBoard, route: str
+) -> tuple[float, str | None]:
+    options = aiocomm.Options(prefetch_bytes=0, shm_bytes=LEAST_SHM, route=route)
     async with aiocomm.open(MEMBERS[0], store=board, options=options) as collective:
         group = collective.create_collective_group(MEMBERS)
         await group.send(torch.zeros(BULK))
@@ -98,9 +101,10 @@ async def take_one(stage: Stage, board: aiocomm.TCPBoard) -> None:
         await collective.create_collective_group(MEMBERS).recv()
 
 
-def test_a_send_that_nobody_took_fails_soon(loop_name: str) -> None:
+@pytest.mark.parametrize("route", ["shm", "gloo", "link"])
+def test_a_send_that_nobody_took_fails_soon(loop_name: str, route: str) -> None:
     with aiocomm.TCPBoard(port=0, serve=True) as board, Workers(2, loop=loop_name) as workers:
-        workers.start(send_too_much, board)
+        workers.start(send_too_much, board, route)
         workers.start(take_one, board)
         (seconds, group), _ = workers.join()
     assert seconds < 5

@@ -44,7 +44,7 @@ async def both_send_first(stage: Stage, **options: Any) -> dict[str, int]:
         return {name: count.nbytes for name, count in group.statistics().received.items()}
 
 
-@pytest.mark.parametrize("route", ["gloo", "link"])
+@pytest.mark.parametrize("route", ["shm", "gloo", "link"])
 def test_both_send_64_mib_first_between_processes(loop_name: str, route: str) -> None:
     with Workers(2, loop=loop_name) as workers:
         for _ in range(2):

@@ -85,7 +85,7 @@ async def a_thousand(stage: Stage, **options: Any) -> dict[str, int]:
         return {name: count.nbytes for name, count in statistics.sent.items()}
 
 
-@pytest.mark.parametrize("route", ["gloo", "link"])
+@pytest.mark.parametrize("route", ["shm", "gloo", "link"])
 def test_a_thousand_messages_in_both_directions_at_once(loop_name: str, route: str) -> None:
     with Workers(2, loop=loop_name) as workers:
         for _ in range(2):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from aiocomm.errors import DecodeError, PairingError
+from aiocomm.options import LEAST_SHM
 
 from ..pairs import LARGE, SMALL, each_route, each_size, each_wire, pair, ramp, until
 
@@ -94,7 +95,7 @@ async def _outcome(work: Any) -> BaseException | None:
 
 @each_wire
 async def test_a_pending_send_that_does_not_pair_fails_too(route: str) -> None:
-    async with pair(route, prefetch_bytes=0) as (a, b):
+    async with pair(route, prefetch_bytes=0, shm_bytes=LEAST_SHM) as (a, b):
         send = a.send_tensor(torch.ones(LARGE))
         await until(lambda: b.statistics().unreceived)
         assert not send.done()

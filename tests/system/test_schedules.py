@@ -85,7 +85,7 @@ async def player(stage: Stage, **options: Any) -> None:
             number += 1
 
 
-@pytest.mark.parametrize("route", ["gloo", "link"])
+@pytest.mark.parametrize("route", ["shm", "gloo", "link"])
 def test_schedules_between_two_processes(loop_name: str, route: str) -> None:
     with Workers(2, loop=loop_name) as workers:
         for _ in range(2):

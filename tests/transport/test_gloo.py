@@ -64,7 +64,7 @@ class TestTransfers:
             first, empty = sender.send(noise(MIB)), sender.send(noise(0, 0))
             none, last = sender.send([]), sender.send(noise(3))
             for sizes in ([MIB], [0, 0], [], [3]):
-                await receiver.discard(sizes)
+                await receiver.discard_blocks(sizes)
             await asyncio.gather(first, empty, none, last)
 
     @pytest.mark.asyncio
@@ -75,7 +75,7 @@ class TestTransfers:
         buffers = like(kept)
         async with opened() as (sender, receiver):
             sent = [sender.send(noise(*sizes)), sender.send(kept)]
-            await asyncio.gather(receiver.discard(sizes), receiver.receive(buffers), *sent)
+            await asyncio.gather(receiver.discard_blocks(sizes), receiver.receive(buffers), *sent)
         assert same(kept, buffers)
 
     @pytest.mark.asyncio
@@ -94,7 +94,7 @@ class TestTransfers:
             monkeypatch.setattr(gloo_pair.GlooPair, "broadcast", counting)
             sent = sender.send(noise(100_000))
             assert most == 0  # the receiver has said nothing yet
-            drained = receiver.discard([100_000])
+            drained = receiver.discard_blocks([100_000])
             assert receiver._chunks == gloo.WINDOW_CHUNKS
             await asyncio.gather(sent, drained)
         assert 1 < most <= 2 * gloo.WINDOW_CHUNKS
@@ -118,7 +118,7 @@ class TestTransfers:
             with pytest.raises(UsageError):
                 sender.receive(noise(1))
             with pytest.raises(UsageError):
-                sender.discard([1])
+                sender.discard_blocks([1])
 
     def test_discarding_takes_bounded_memory(self, loop_name):
         grown = run_workers(discard_much, 2, loop=loop_name)[1]
@@ -132,7 +132,7 @@ async def discard_much(stage: Stage) -> int:
             await route.send([torch.ones(size, dtype=torch.uint8)] * count)
             return 0
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        await route.discard([size] * count)
+        await route.discard_blocks([size] * count)
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
@@ -289,7 +289,7 @@ class TestSever:
     async def test_nothing_is_left(self):
         async with opened() as (sender, receiver):
             pending = sender.send(noise(MIB))
-            await receiver.discard([MIB])
+            await receiver.discard_blocks([MIB])
             await pending
             pending = sender.send(noise(MIB))
             assert "pending=1" in repr(sender)

@@ -125,7 +125,7 @@ class TestOpen:
         await route.aclose()
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
         async with opened() as (sender, receiver):
-            await asyncio.gather(sender.send(noise(3)), receiver.discard([3]))
+            await asyncio.gather(sender.send(noise(3)), receiver.discard_blocks([3]))
 
     @pytest.mark.asyncio
     async def test_many_at_once(self):

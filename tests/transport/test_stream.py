@@ -21,6 +21,13 @@ pytestmark = pytest.mark.asyncio
 each_way = pytest.mark.parametrize("way", ["memory", "unix", "tcp"])
 
 
+GRANT = Frame(FrameKind.GRANT, 0, b"", b"")
+
+
+def chunk(body: bytes) -> Frame:
+    return Frame(FrameKind.CHUNK, 0, b"", body)
+
+
 def ramp(size: int, start: int = 0) -> torch.Tensor:
     return ((torch.arange(size) + start) % 251).to(torch.uint8)
 
@@ -38,10 +45,10 @@ class End:
 
     def frame_received(self, frame: Frame) -> None:
         if frame.kind is FrameKind.GRANT:
-            self.route.grant_received()
+            self.route.grant_received(frame)
         else:
             assert frame.kind is FrameKind.CHUNK
-            self.route.chunk_received(frame.body)
+            self.route.chunk_received(frame)
 
     def link_lost(self, error: PeerLostError) -> None:
         self.route.sever()
@@ -135,7 +142,7 @@ async def test_a_discarded_message_takes_nothing_of_its_neighbours(way: str) -> 
         first, third = blank(10), blank(20)
         ends = [
             receiver.receive(first),
-            receiver.discard([3 * CHUNK, 0, 17]),
+            receiver.discard_blocks([3 * CHUNK, 0, 17]),
             receiver.receive(third),
             sender.send([ramp(10)]),
             sender.send([ramp(3 * CHUNK), *blank(0), ramp(17)]),
@@ -161,7 +168,11 @@ async def test_severed_in_the_middle_both_ends_fail(way: str) -> None:
         for each in (sent, behind):
             with pytest.raises(RouteError, match="the link route was severed"):
                 await each
-        for each in (sender.send([ramp(1)]), receiver.receive(blank(1)), receiver.discard([1])):
+        for each in (
+            sender.send([ramp(1)]),
+            receiver.receive(blank(1)),
+            receiver.discard_blocks([1]),
+        ):
             with pytest.raises(RouteError, match="severed"):
                 await each
         sender.sever()
@@ -172,12 +183,12 @@ async def test_nothing_leaves_before_the_receiver_has_memory() -> None:
     first, second = route.send([ramp(2)]), route.send([ramp(3)])
     await turns()
     assert link.frames == []
-    route.grant_received()
+    route.grant_received(GRANT)
     await first
     await turns()
     assert link.frames == [(FrameKind.CHUNK, b"\0\1")]
     assert not second.done()
-    route.grant_received()
+    route.grant_received(GRANT)
     await second
     assert link.frames[1:] == [(FrameKind.CHUNK, b"\0\1\2")]
     await route.aclose()
@@ -187,7 +198,7 @@ async def test_a_congested_link_holds_the_chunks_back() -> None:
     link, route = fake(sending=True)
     link.room.clear()
     sent = route.send([ramp(3 * CHUNK)])
-    route.grant_received()
+    route.grant_received(GRANT)
     await turns()
     assert link.frames == []
     link.room.set()
@@ -199,7 +210,7 @@ async def test_a_congested_link_holds_the_chunks_back() -> None:
 async def test_a_link_that_takes_everything_does_not_hold_the_loop() -> None:
     link, route = fake(sending=True)
     sent = route.send([ramp(20 * CHUNK)])
-    route.grant_received()
+    route.grant_received(GRANT)
     seen: list[int] = []
     while not sent.done():
         await asyncio.sleep(0)
@@ -212,7 +223,7 @@ async def test_what_was_sent_may_change_afterwards() -> None:
     link, route = fake(sending=True)
     block = ramp(4)
     sent = route.send([block])
-    route.grant_received()
+    route.grant_received(GRANT)
     await sent
     block.zero_()
     assert link.frames == [(FrameKind.CHUNK, bytes([0, 1, 2, 3]))]
@@ -221,57 +232,57 @@ async def test_what_was_sent_may_change_afterwards() -> None:
 
 async def test_every_message_with_bytes_is_granted_once() -> None:
     link, route = fake(sending=False)
-    await asyncio.gather(route.receive(blank(0)), route.discard([0, 0]), route.receive([]))
+    await asyncio.gather(route.receive(blank(0)), route.discard_blocks([0, 0]), route.receive([]))
     assert link.frames == []
-    received = [route.receive(blank(1)), route.discard([1])]
+    received = [route.receive(blank(1)), route.discard_blocks([1])]
     assert link.frames == [(FrameKind.GRANT, b"")] * 2
-    route.chunk_received(b"1")
-    route.chunk_received(b"2")
+    route.chunk_received(chunk(b"1"))
+    route.chunk_received(chunk(b"2"))
     await asyncio.gather(*received)
 
 
 async def test_bytes_that_nobody_announced_are_refused() -> None:
     _, route = fake(sending=False)
     with pytest.raises(ProtocolError, match="bytes that it has not announced"):
-        route.chunk_received(b"x")
+        route.chunk_received(chunk(b"x"))
     into = blank(3)
     received = route.receive(into)
     with pytest.raises(ProtocolError):
-        route.chunk_received(b"1234")
+        route.chunk_received(chunk(b"1234"))
     assert into[0].tolist() == [0, 0, 0]
-    route.chunk_received(b"12")
+    route.chunk_received(chunk(b"12"))
     with pytest.raises(ProtocolError):
-        route.chunk_received(b"34")
-    route.chunk_received(b"3")
+        route.chunk_received(chunk(b"34"))
+    route.chunk_received(chunk(b"3"))
     await received
     assert into[0].tolist() == [*b"123"]
     with pytest.raises(ProtocolError):
-        route.chunk_received(b"4")
+        route.chunk_received(chunk(b"4"))
     route.sever()
-    route.chunk_received(b"late: on its way when this side severed")
+    route.chunk_received(chunk(b"late: on its way when this side severed"))
 
 
 async def test_grants_that_nobody_asked_for_are_refused() -> None:
     _, route = fake(sending=True)
     with pytest.raises(ProtocolError, match="grants a message that was not announced"):
-        route.grant_received()
+        route.grant_received(GRANT)
     sent = route.send([ramp(2 * CHUNK)])
-    route.grant_received()
+    route.grant_received(GRANT)
     await turns(2)
     assert not sent.done()
     with pytest.raises(ProtocolError):
-        route.grant_received()
+        route.grant_received(GRANT)
     await sent
     with pytest.raises(ProtocolError):
-        route.grant_received()
+        route.grant_received(GRANT)
     route.sever()
-    route.grant_received()  # late
+    route.grant_received(GRANT)  # late
 
 
 async def test_a_link_that_goes_down_fails_what_is_sent() -> None:
     link, route = fake(sending=True)
     sent, behind = route.send([ramp(9 * CHUNK)]), route.send([ramp(1)])
-    route.grant_received()
+    route.grant_received(GRANT)
     await turns(4)
     link.lose()
     for each in (sent, behind):
@@ -285,7 +296,7 @@ async def test_a_link_that_is_down_fails_what_is_received() -> None:
     link, route = fake(sending=False)
     waiting = route.receive(blank(1))
     link.lose()
-    for each in (route.receive(blank(1)), route.discard([1]), waiting):
+    for each in (route.receive(blank(1)), route.discard_blocks([1]), waiting):
         with pytest.raises(RouteError, match="the link went down under its bulk route"):
             await each
     await route.aclose()
@@ -295,13 +306,13 @@ async def test_cancelled_futures_move_all_the_same() -> None:
     link, sender = fake(sending=True)
     sent = sender.send([ramp(2)])
     sent.cancel()
-    sender.grant_received()
+    sender.grant_received(GRANT)
     await turns()
     assert link.frames == [(FrameKind.CHUNK, b"\0\1")]
     _, receiver = fake(sending=False)
     into = blank(2)
     receiver.receive(into).cancel()
-    receiver.chunk_received(b"ab")
+    receiver.chunk_received(chunk(b"ab"))
     assert into[0].tolist() == [*b"ab"]
     for route in (sender, receiver):
         pending = route.receive(blank(1)) if route is receiver else route.send([ramp(1)])

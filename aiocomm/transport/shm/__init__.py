@@ -1,0 +1,1 @@
+"""Bulk between two workers on one host: through memory that both have mapped."""

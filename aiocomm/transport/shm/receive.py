@@ -1,0 +1,398 @@
+"""The receiving end of a shared-memory route.
+
+Pieces come in order and belong to the messages that were asked for, in order; a piece that comes
+before anybody asked waits, and holds its part of the sender's ring. A message that is lent whole
+becomes tensors over the sender's segment, which is given back when the last of them dies; so that
+a user who keeps what came never stops the sender, no more than half of what can be lent is kept
+so, and the rest is copied out. Small pieces are copied on the loop, large ones by the copying
+thread. The sending end is in ``send.py``, what the two say to each other in ``wire.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ...errors import AiocommError, ProtocolError, RouteError
+from ...packing import ALIGN, lay_out
+from ...runtime import COPY_LIMIT
+from ..base import FrameKind
+from .copies import CopyQueue, OffLoop, copy
+from .inbound import Block, Inbound, blocks_for
+from .mailbox import Mailbox
+from .wire import RING_NUMBER, Op, Piece, pack_mailbox, pack_numbers, unpack_ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ..base import Frame, Link
+    from .segment import Segment
+
+log = logging.getLogger("aiocomm")
+
+WITHHELD: Final = 4
+"""Of small pieces, receipts for this part of the ring are said at once instead of one by one."""
+
+_UINT8 = torch.uint8
+
+
+class ShmReceiver:
+    """One direction of one group through shared memory (the ``Route`` protocol).
+
+    Args:
+        label: the same on both sides; the keys to publish begin with it.
+        link: carries the frames.
+        loop: the loop of the runtime.
+        publish: hands a key and value to the peer's end.
+        off_loop: see ``Runtime.off_loop``.
+    """
+
+    name: Final = "shm"
+
+    def __init__(
+        self,
+        label: str,
+        link: Link,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        publish: Callable[[str, bytes], None],
+        off_loop: OffLoop,
+    ) -> None:
+        self._label = label
+        self._link = link
+        self._loop = loop
+        self._publish = publish
+        self._off_loop = off_loop
+        self._mailbox: Mailbox | None = None
+        self._ring: asyncio.Future[bytes] = loop.create_future()
+        self._ring_bytes = 0
+        self._lend_limit = 0
+        self._lent = 0  # bytes that tensors of the user hold
+        self._leases: dict[int, weakref.ref[memoryview]] = {}
+        self._dropped: list[tuple[int, int]] = []  # leases that died: number, bytes
+        self._segments: dict[int, Segment] = {}
+        self._jobs: deque[Inbound] = deque()  # with bytes left to come
+        self._open: dict[Inbound, None] = {}  # not done
+        self._waiting: deque[Piece] = deque()  # for a job
+        self._taken = 0  # pieces that a job had
+        self._owed: list[int] = []  # pieces to be given back, not said yet
+        self._owed_bytes = 0
+        self._copies = CopyQueue(off_loop)
+        self._error: RouteError | None = None
+        self._stopped: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ShmReceiver {self._label!r} pending={len(self._open)}>"
+
+    # Opening
+
+    def deliver(self, key: str, value: bytes) -> None:
+        """That the sender's ring is in the mailbox.
+
+        Raises:
+            ProtocolError: it is something else.
+        """
+        if key != f"{self._label}/ring":
+            raise ProtocolError(f"the peer says {key!r}, which no sender to {self!r} can say")
+        if not self._ring.done():
+            self._ring.set_result(value)
+
+    async def open(self) -> None:
+        """Take the sender's ring in.
+
+        Raises:
+            RouteError: it cannot be handed over, or mapped.
+
+        Cancellation: what was made is dropped.
+        """
+        if not self._link.same_host:
+            raise RouteError("the peer is on another host")
+        if self._error is not None:
+            raise self._refusal()
+        mailbox = self._mailbox = Mailbox()
+        self._publish(f"{self._label}/mailbox", pack_mailbox(mailbox.name, mailbox.token))
+        self._ring_bytes, self._lend_limit = unpack_ring(await self._ring)
+        mailbox.accept()
+        self._collect(RING_NUMBER)
+
+    # Receiving
+
+    def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
+        """Take the next message into 1-D uint8 CPU memory.
+
+        Cancellation: the bytes come in all the same.
+        """
+        job = Inbound(0, self._loop.create_future())
+        if blocks:
+            (memory,) = blocks
+            job.total = memory.nbytes
+            job.blocks = [Block(0, job.total, memory)]
+        return self._enter(job)
+
+    def fetch(self, sizes: Sequence[int]) -> tuple[Sequence[torch.Tensor], asyncio.Future[None]]:
+        """Take the next message, in the sender's segment where it lends one.
+
+        Cancellation: the bytes come in all the same.
+        """
+        offsets, total = lay_out(sizes)
+        job = Inbound(total, self._loop.create_future(), blocks_for(sizes, offsets), sizes, offsets)
+        buffers = job.buffers = []
+        return buffers, self._enter(job)
+
+    def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
+        """Drop the next message.
+
+        Cancellation: the bytes come in and are dropped all the same.
+        """
+        return self._enter(Inbound(lay_out(sizes)[1], self._loop.create_future()))
+
+    def chunk_received(self, frame: Frame) -> None:
+        """The next piece.
+
+        Raises:
+            ProtocolError: it does not lie where the peer says, or is more than was announced.
+            RouteError: its memory cannot be mapped.
+        """
+        if self._error is not None:
+            return
+        piece = Piece.unpack(frame.head)
+        if piece.op is Op.FORGET:
+            segment = self._segments.pop(piece.segment, None)
+            if segment is not None:
+                self._off_loop(_unmap, [segment])
+            return
+        if piece.segment not in self._segments:
+            self._collect(piece.segment)
+        room = self._segments[piece.segment].nbytes - piece.offset
+        if not 0 < piece.nbytes <= room:
+            raise ProtocolError("a piece of the peer does not lie in its segment")
+        self._waiting.append(piece)
+        self._advance()
+
+    def _enter(self, job: Inbound) -> asyncio.Future[None]:
+        if self._error is not None:
+            job.done.set_exception(self._refusal())
+        elif not job.total:
+            if job.buffers is not None:
+                job.fill(job.slice)
+            job.done.set_result(None)
+        else:
+            self._open[job] = None
+            self._jobs.append(job)
+            self._advance()
+        return job.done
+
+    def _collect(self, number: int) -> None:
+        assert self._mailbox is not None
+        while number not in self._segments:
+            found = self._mailbox.collect()
+            if found is None:
+                raise ProtocolError(f"the peer names segment {number}, which it has not shared")
+            self._segments[found[0]] = found[1]
+
+    def _advance(self) -> None:
+        while self._jobs and self._waiting:
+            job = self._jobs[0]
+            piece = self._waiting.popleft()
+            if piece.nbytes > job.total - job.position:
+                raise ProtocolError("the peer sends more bytes than it has announced")
+            start, number = job.position, self._taken
+            self._taken += 1
+            job.position = min(job.total, start + piece.nbytes + ALIGN - 1 & -ALIGN)
+            if job.position == job.total:
+                self._jobs.popleft()
+            self._take(job, piece, start, number)
+
+    def _take(self, job: Inbound, piece: Piece, start: int, number: int) -> None:
+        if not job.blocks:
+            self._give_back(number, piece)
+            self._settle(job)
+            return
+        if job.buffers is not None and self._keep(job, piece, start, number):
+            return
+        address = self._segments[piece.segment].address + piece.offset
+        try:
+            ranges = job.ranges(start, start + piece.nbytes, address)
+        except (MemoryError, RuntimeError) as error:
+            self._no_memory(job, error)
+            self._give_back(number, piece)
+            self._settle(job)
+            return
+        if job.total <= COPY_LIMIT and not self._copies.busy:
+            copy(ranges)
+            self._give_back(number, piece)
+            self._settle(job)
+            return
+        job.open += 1
+
+        def copied() -> None:
+            job.open -= 1
+            self._give_back(number, piece)
+            self._settle(job)
+
+        self._copies.submit(ranges, copied)
+
+    def _keep(self, job: Inbound, piece: Piece, start: int, number: int) -> bool:
+        """Make tensors over the piece itself; False where it is to be copied."""
+        segment = self._segments[piece.segment]
+        if piece.op is Op.ALIAS:
+            block = next((each for each in job.blocks if each.start == start), None)
+            if block is None or block.end != start + piece.nbytes:
+                raise ProtocolError("the peer aliases what is no buffer of its message")
+            view = segment.view[piece.offset : piece.offset + piece.nbytes]
+            block.memory = torch.frombuffer(view, dtype=_UINT8)
+            self._give_back(number, piece)
+            self._settle(job)
+            return True
+        if piece.op is not Op.LEND or piece.nbytes != job.total:
+            return False
+        if self._lent + piece.nbytes > self._lend_limit:
+            return False
+        view = segment.view[piece.offset : piece.offset + piece.nbytes]
+        self._lent += piece.nbytes
+        self._lease(view, number, piece.nbytes)
+        job.fill(
+            lambda offset, size: torch.frombuffer(view, dtype=_UINT8, count=size, offset=offset)
+        )
+        job.blocks = ()
+        self._settle(job)
+        return True
+
+    def _lease(self, view: memoryview, number: int, nbytes: int) -> None:
+        def dead(_: object) -> None:  # in whatever thread drops the last tensor
+            self._dropped.append((number, nbytes))
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the route
+                self._loop.call_soon_threadsafe(self._take_back)
+
+        self._leases[number] = weakref.ref(view, dead)
+
+    def _take_back(self) -> None:
+        dropped, self._dropped = self._dropped, []
+        for number, nbytes in dropped:
+            self._leases.pop(number, None)
+            self._lent -= nbytes
+            self._owed.append(number)
+        if dropped:
+            self._say_owed()
+
+    def _settle(self, job: Inbound) -> None:
+        if job.open or job not in self._open or (job.position < job.total and not job.torn):
+            return
+        del self._open[job]
+        if job.done.done():
+            return
+        if job.torn:
+            job.done.set_exception(RouteError("the peer was gone before it had sent it all"))
+            return
+        if job.buffers is not None and not job.buffers:
+            job.fill(job.slice)
+        job.done.set_result(None)
+
+    def _no_memory(self, job: Inbound, error: BaseException) -> None:
+        job.blocks, job.buffers = (), None  # the rest of it is dropped
+        if not job.done.done():
+            job.done.set_exception(error)
+
+    def _give_back(self, number: int, piece: Piece) -> None:
+        self._owed.append(number)
+        self._owed_bytes += piece.nbytes
+        if piece.segment != RING_NUMBER or self._owed_bytes * WITHHELD >= self._ring_bytes:
+            self._say_owed()
+
+    def _say_owed(self) -> None:
+        owed, self._owed, self._owed_bytes = self._owed, [], 0
+        if self._error is not None:
+            return
+        try:
+            self._link.send(FrameKind.GRANT, 0, pack_numbers(owed))
+        except AiocommError as error:
+            # The link is down and about to say so to the group, which severs this route then.
+            log.debug("%r: pieces were not given back: %s", self, error)
+
+    # Ending
+
+    @property
+    def survives(self) -> bool:
+        """Whatever was announced lies in memory that this process has mapped."""
+        return True
+
+    def end(self, upcoming: Iterable[Sequence[int]]) -> int | None:
+        """Fail the messages of which a part was not announced.
+
+        Args:
+            upcoming: sizes of the buffers of each message that nobody has asked for yet.
+
+        Returns:
+            How many of these can be asked for as ever; None after ``sever``.
+        """
+        if self._error is not None:
+            return None
+        jobs, self._jobs = self._jobs, deque()
+        for job in jobs:  # no piece waits while there is one
+            job.torn = True
+            self._settle(job)
+        whole = 0
+        pieces = iter(self._waiting)
+        for sizes in upcoming:
+            total, position = lay_out(sizes)[1], 0
+            while position < total:
+                piece = next(pieces, None)
+                if piece is None:
+                    return whole
+                position = position + piece.nbytes + ALIGN - 1 & -ALIGN
+            whole += 1
+        return whole
+
+    def sever(self) -> None:
+        """Fail what is pending, as soon as nothing is written to its memory any more. Idempotent.
+
+        What is lent stays with its tensors.
+        """
+        if self._error is not None:
+            return
+        self._error = RouteError("the shared-memory route was severed")
+        if not self._ring.done():
+            self._ring.set_exception(self._error)
+            self._ring.exception()  # nobody may be waiting
+        stopped = self._stopped = self._loop.create_future()
+        self._copies.stop(lambda: self._fail_pending(stopped))
+
+    async def aclose(self) -> None:
+        """Sever, and drop the memory.
+
+        Cancellation: the route is severed; the memory goes with it.
+        """
+        self.sever()
+        assert self._stopped is not None
+        await asyncio.shield(self._stopped)
+
+    def _fail_pending(self, stopped: asyncio.Future[None]) -> None:
+        for job in self._open:
+            if not job.done.done():
+                job.done.set_exception(self._refusal())
+        self._open.clear()
+        self._jobs.clear()
+        self._waiting.clear()
+        segments = list(self._segments.values())
+        self._segments.clear()
+        if segments:
+            self._off_loop(_unmap, segments)
+        if self._mailbox is not None:
+            self._mailbox.close()
+        if not stopped.done():
+            stopped.set_result(None)
+
+    def _refusal(self) -> RouteError:
+        assert self._error is not None
+        return RouteError(self._error.message)
+
+
+def _unmap(segments: list[Segment]) -> None:
+    """Takes some 10 ms for 256 MiB; those with a tensor in them go with the last one."""
+    segments.clear()

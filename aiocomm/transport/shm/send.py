@@ -1,0 +1,383 @@
+"""The sending end of a shared-memory route.
+
+Messages go through a ring, piece by piece, and the receiver copies them out while more is copied
+in. A large one for which the receiver has no memory yet is copied whole into a segment of its own
+and lent. What lies in shared memory already is not copied here at all. Small messages are copied
+on the loop, at once; large ones by the copying thread. What is done with the bytes at the other
+end is in ``receive.py``, what the two say to each other in ``wire.py``.
+
+Nothing waits but for room in the ring, and that comes back whatever the user of the peer does with
+what is lent: a message that no segment is left for goes through the ring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from ...errors import AiocommError, ProtocolError, RouteError
+from ...packing import ALIGN, LARGE, lay_out
+from ...runtime import COPY_LIMIT
+from ..base import FrameKind
+from .copies import CopyQueue, OffLoop, copy
+from .mailbox import Courier
+from .outbound import Outbound, Span
+from .pool import Lent, Pool
+from .ring import Ring
+from .segment import Segment
+from .shared import REGISTRY, Shared
+from .wire import RING_NUMBER, Op, Piece, pack_ring, unpack_mailbox, unpack_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+
+    from ..base import Frame, Link
+    from .copies import Range
+
+log = logging.getLogger("aiocomm")
+
+RING: Final = 16 * 1024 * 1024
+"""Bytes of the ring, at most: four pieces, so that both ends copy at the same time."""
+IDLE: Final = 30.0
+"""Seconds after which a lent segment that nobody needs any more is let go of, at least."""
+
+
+class ShmSender:
+    """One direction of one group through shared memory (the ``Route`` protocol).
+
+    Args:
+        label: the same on both sides; the keys to publish begin with it.
+        link: carries the frames.
+        loop: the loop of the runtime.
+        publish: hands a key and value to the peer's end.
+        off_loop: see ``Runtime.off_loop``.
+        shm_bytes: as in ``Options``.
+    """
+
+    name: Final = "shm"
+
+    def __init__(
+        self,
+        label: str,
+        link: Link,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        publish: Callable[[str, bytes], None],
+        off_loop: OffLoop,
+        shm_bytes: int,
+    ) -> None:
+        self._label = label
+        self._link = link
+        self._loop = loop
+        self._publish = publish
+        self._ring = Ring(max(4 * ALIGN, min(RING, shm_bytes // 2)))
+        self._piece_limit = self._ring.nbytes // 4 & -ALIGN
+        self._lend_limit = (shm_bytes - self._ring.nbytes) // 2
+        self._pool = Pool(shm_bytes - self._ring.nbytes, self._make_lent, self._drop_lent)
+        self._aging: asyncio.TimerHandle | None = None
+        self._segment: Segment | None = None  # of the ring
+        self._courier: Courier | None = None
+        self._mailbox: asyncio.Future[bytes] = loop.create_future()
+        self._off_loop = off_loop
+        self._copies = CopyQueue(off_loop)
+        self._jobs: deque[Outbound] = deque()  # with bytes left to announce
+        self._open: dict[Outbound, None] = {}  # not done
+        self._pieces = 0
+        self._out: dict[int, Callable[[], None]] = {}  # what to do when a piece comes back
+        self._segments = RING_NUMBER + 1
+        # Shared memory that the peer has: its number, and who is told when it goes.
+        self._numbers: dict[Shared, tuple[int, Callable[[], None]]] = {}
+        self._error: RouteError | None = None
+        self._stopped: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ShmSender {self._label!r} pending={len(self._open)}>"
+
+    # Opening
+
+    def deliver(self, key: str, value: bytes) -> None:
+        """Where the peer's mailbox is.
+
+        Raises:
+            ProtocolError: it is something else.
+        """
+        if key != f"{self._label}/mailbox":
+            raise ProtocolError(f"the peer says {key!r}, which no receiver of {self!r} can say")
+        if not self._mailbox.done():
+            self._mailbox.set_result(value)
+
+    async def open(self) -> None:
+        """Make the ring and hand it to the peer.
+
+        Raises:
+            RouteError: there is no shared memory, or no way to hand it over.
+
+        Cancellation: what was made is dropped.
+        """
+        if not self._link.same_host:
+            raise RouteError("the peer is on another host")
+        if self._error is not None:
+            raise self._refusal()
+        self._segment = Segment.create(self._ring.nbytes)
+        name, token = unpack_mailbox(await self._mailbox)
+        self._courier = Courier(name, token)
+        self._courier.send(RING_NUMBER, self._segment)
+        self._segment.forget_descriptor()
+        self._publish(f"{self._label}/ring", pack_ring(self._ring.nbytes, self._lend_limit))
+
+    # Sending
+
+    def staged_bytes(self, buffers: Sequence[torch.Tensor]) -> int:
+        """Nothing: buffers are packed where they are copied anyway."""
+        return 0
+
+    def stage(self, buffers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The buffers themselves."""
+        return buffers
+
+    def send(self, staged: Sequence[torch.Tensor], *, lend: bool) -> asyncio.Future[None]:
+        """Send 1-D uint8 CPU buffers as one message.
+
+        Done when they are copied; those in shared memory, when the peer has copied or mapped them.
+
+        Cancellation: the message goes out all the same.
+        """
+        sizes = [buffer.nbytes for buffer in staged]
+        offsets, total = lay_out(sizes)
+        parts = [
+            (offset, offset + size, buffer.data_ptr())
+            for offset, size, buffer in zip(offsets, sizes, staged, strict=True)
+            if size
+        ]
+        job = Outbound(staged, parts, total, self._loop.create_future(), lend)
+        if self._error is not None:
+            job.done.set_exception(self._refusal())
+        elif not total:
+            job.done.set_result(None)
+        else:
+            self._open[job] = None
+            self._jobs.append(job)
+            self._pump()
+        return job.done
+
+    def _pump(self) -> None:
+        while self._jobs:
+            job = self._jobs[0]
+            if not job.begun:
+                self._begin(job)
+            while job.spans:
+                if not self._advance(job, job.spans[0]):
+                    return
+            self._jobs.popleft()
+            if not job.open:
+                self._finish(job)
+
+    def _begin(self, job: Outbound) -> None:
+        job.begun = True
+        start = 0
+        for first, last, address in job.parts:
+            found = REGISTRY.find(address, last - first) if last - first >= LARGE else None
+            if found is not None and self._hand_over(found[0]):
+                if start < first:
+                    job.spans.append(Span(start, first))
+                job.spans.append(Span(first, last, *found))
+                start = last + ALIGN - 1 & -ALIGN
+        if not start and job.lend and job.total > COPY_LIMIT:
+            lent = self._pool.take(job.total)
+            if lent is not None:
+                self._lend(job, lent)
+                return
+        if start < job.total:
+            job.spans.append(Span(start, job.total))
+
+    def _advance(self, job: Outbound, span: Span) -> bool:
+        """Send the next piece of a span; False when it has to wait."""
+        if span.shared is not None:
+            if self._copies.busy:  # what is being copied is announced first
+                return False
+            op = Op.ALIAS if span.shared.aliased else Op.COPY
+            job.open += 1
+            number, _ = self._numbers[span.shared]
+            piece = Piece(op, number, span.offset, span.end - span.start)
+            self._announce(piece, lambda: self._settled(job))
+            job.spans.popleft()
+            return True
+        start = max(job.position, span.start)
+        nbytes = min(self._piece_limit, span.end - start)
+        offset = self._ring.take(nbytes)
+        if offset is None:
+            return False
+        assert self._segment is not None
+        job.position = start + nbytes
+        piece = Piece(Op.COPY, RING_NUMBER, offset, nbytes)
+        ranges = job.ranges(start, job.position, self._segment.address + offset)
+        if job.total <= COPY_LIMIT and not self._copies.busy:
+            copy(ranges)
+            self._announce(piece, lambda: self._ring.give_back(offset))
+        else:
+            self._copy(job, ranges, piece, lambda: self._ring.give_back(offset))
+        if job.position == span.end:
+            job.spans.popleft()
+        return True
+
+    def _lend(self, job: Outbound, lent: Lent) -> None:
+        ranges = job.ranges(0, job.total, lent.segment.address)
+        piece = Piece(Op.LEND, lent.number, 0, job.total)
+        self._copy(job, ranges, piece, lambda: self._pool.give_back(lent))
+        if self._aging is None:
+            self._aging = self._loop.call_later(IDLE, self._age)
+
+    def _copy(
+        self, job: Outbound, ranges: Iterator[Range], piece: Piece, back: Callable[[], None]
+    ) -> None:
+        job.open += 1
+
+        def copied() -> None:
+            self._announce(piece, back)
+            self._settled(job)
+            if self._jobs:
+                self._pump()
+
+        self._copies.submit(ranges, copied)
+
+    def _announce(self, piece: Piece, back: Callable[[], None]) -> None:
+        self._out[self._pieces] = back
+        self._pieces += 1
+        self._tell(piece)
+
+    def _tell(self, piece: Piece) -> None:
+        try:
+            self._link.send(FrameKind.CHUNK, 0, piece.pack())
+        except AiocommError as error:
+            # The link is down and about to say so to the group, which severs this route then.
+            log.debug("%r: a piece was not announced: %s", self, error)
+
+    def _settled(self, job: Outbound) -> None:
+        job.open -= 1
+        if not job.open and not job.spans:
+            self._finish(job)
+
+    def _finish(self, job: Outbound) -> None:
+        del self._open[job]
+        if not job.done.done():
+            job.done.set_result(None)
+
+    def grant_received(self, frame: Frame) -> None:
+        """The peer gives pieces back.
+
+        Raises:
+            ProtocolError: they are not with it.
+        """
+        if self._error is not None:
+            return
+        for number in unpack_numbers(frame.head):
+            back = self._out.pop(number, None)
+            if back is None:
+                raise ProtocolError(f"the peer gives back piece {number}, which it does not have")
+            back()
+        if self._jobs:
+            self._pump()
+
+    # Memory
+
+    def _make_lent(self, nbytes: int) -> Lent | None:
+        assert self._courier is not None
+        number = self._segments
+        try:
+            segment = Segment.create(nbytes)
+            self._courier.send(number, segment)
+        except RouteError as error:
+            log.debug("%r: no segment of %d bytes, the ring will do: %s", self, nbytes, error)
+            return None
+        segment.forget_descriptor()
+        self._segments += 1
+        return Lent(number, segment)
+
+    def _drop_lent(self, lent: Lent) -> None:
+        self._tell(Piece(Op.FORGET, lent.number, 0, 0))
+        # To unmap 256 MiB takes some 10 ms.
+        self._off_loop(lent.drop)
+
+    def _age(self) -> None:
+        self._aging = self._loop.call_later(IDLE, self._age) if self._pool.age() else None
+
+    def _hand_over(self, shared: Shared) -> bool:
+        """Let the peer have the user's segment; False when it cannot."""
+        assert self._courier is not None
+        if shared in self._numbers:
+            return True
+        number = self._segments
+        try:
+            self._courier.send(number, shared.segment)
+        except RouteError as error:
+            log.debug("%r: shared memory is copied instead: %s", self, error)
+            return False
+        self._segments += 1
+
+        def forget() -> None:
+            if self._numbers.pop(shared, None) is not None and self._error is None:
+                self._tell(Piece(Op.FORGET, number, 0, 0))
+
+        def unused() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the route
+                self._loop.call_soon_threadsafe(forget)
+
+        self._numbers[shared] = number, unused
+        shared.watchers.append(unused)
+        return True
+
+    # Ending
+
+    @property
+    def survives(self) -> bool:
+        """Nobody gives the memory back any more."""
+        return False
+
+    def sever(self) -> None:
+        """Fail what is pending, as soon as nothing of it is read any more. Idempotent."""
+        if self._error is not None:
+            return
+        self._error = RouteError("the shared-memory route was severed")
+        if not self._mailbox.done():
+            self._mailbox.set_exception(self._error)
+            self._mailbox.exception()  # nobody may be waiting
+        if self._aging is not None:
+            self._aging.cancel()
+        stopped = self._stopped = self._loop.create_future()
+        self._copies.stop(lambda: self._fail_pending(stopped))
+
+    async def aclose(self) -> None:
+        """Sever, and drop the memory; what was announced stays with the peer.
+
+        Cancellation: the route is severed; the memory goes with it.
+        """
+        self.sever()
+        assert self._stopped is not None
+        await asyncio.shield(self._stopped)
+
+    def _fail_pending(self, stopped: asyncio.Future[None]) -> None:
+        for job in self._open:
+            if not job.done.done():
+                job.done.set_exception(self._refusal())
+        self._open.clear()
+        self._jobs.clear()
+        self._out.clear()
+        for shared, (_, unused) in self._numbers.items():
+            shared.watchers.remove(unused)
+        self._numbers.clear()
+        for lent in self._pool.clear():
+            self._off_loop(lent.drop)
+        self._segment = None
+        if self._courier is not None:
+            self._courier.close()
+        if not stopped.done():
+            stopped.set_result(None)
+
+    def _refusal(self) -> RouteError:
+        assert self._error is not None
+        return RouteError(self._error.message)
