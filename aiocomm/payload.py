@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import AiocommError, DecodeError, ProtocolError
+from .packing import sizes_of
+from .packing_places import Held
 from .payload_bytes import (
     CODES,
     DEVICES,
@@ -37,7 +39,7 @@ from .payload_bytes import (
     view_of,
 )
 from .payload_find import where_is
-from .payload_pickle import Refused, Slots, walk
+from .payload_pickle import FEW, Refused, Slots, walk
 from .payload_rebuild import empty, own, rebuild, typed
 from .payload_table import (
     PLACED,
@@ -72,6 +74,8 @@ __all__ = [
 
 STREAM_LIMIT = 64 * 1024
 """A pickle stream of more bytes travels as a buffer, so that the meta stays small."""
+KEYS_LIMIT = 1024 * 1024
+"""The same for the keys of a dict of tensors, which are its structure and need not travel again."""
 
 _TENSOR = torch.Tensor
 _UINT8 = torch.uint8
@@ -100,12 +104,15 @@ class Packed:
         meta: everything but the bulk bytes, less than 16 MiB.
         buffers: 1-D uint8 views of the sender's memory on one device; they keep it alive.
         nbytes: bytes of all buffers.
+        structure: bytes at the start of the meta that are equal in every message whose tensors
+            (and, in a dict of tensors, keys) are like these; 0 if it has none.
     """
 
     kind: Kind
     meta: bytes
-    buffers: tuple[torch.Tensor, ...]
+    buffers: Sequence[torch.Tensor]
     nbytes: int
+    structure: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +192,15 @@ def _packed(form: Form, stream: io.BytesIO, slots: Slots) -> Packed:
     table = Table(form, device=0 if slots.device is None else DEVICES.index(slots.device.type))
     buffers = _fill(table, slots) if slots.codes else []
     size = stream.tell()
-    if size > STREAM_LIMIT and not table.device:
+    if size > (STREAM_LIMIT if form is Form.PICKLED else KEYS_LIMIT) and not table.device:
         table.flags |= STREAM_IN_BUFFER
         table.sizes = [*table.sizes, size]
         buffers.append(torch.frombuffer(stream.getbuffer(), dtype=_UINT8))
     else:
         table.stream = stream.getvalue()
-    return Packed(Kind.OBJECT, write_object(table), tuple(buffers), sum(table.sizes))
+    meta = write_object(table)
+    structure = len(meta) - len(table.stream) if form is Form.PICKLED else len(meta)
+    return Packed(_OBJECT, meta, buffers, sum(table.sizes), structure)
 
 
 def _pack_tensor(tensor: torch.Tensor, kind: Kind, form: Form) -> Packed:
@@ -201,23 +210,21 @@ def _pack_tensor(tensor: torch.Tensor, kind: Kind, form: Form) -> Packed:
     return Packed(kind, meta, (buffer,), buffer.nbytes)
 
 
-def _fill(table: Table, slots: Slots) -> list[torch.Tensor]:
+def _fill(table: Table, slots: Slots) -> list[torch.Tensor] | Held:
     """The buffers for the slots, and the columns of the table that describe them."""
     table.codes, table.shapes = slots.codes, slots.shapes
-    pointers, nbytes = slots.pointers, slots.nbytes
-    if len(pointers) > 1:
-        order = sorted(range(len(pointers)), key=pointers.__getitem__)
-        starts = [pointers[slot] for slot in order if nbytes[slot]]
-        ends = [pointers[slot] + nbytes[slot] for slot in order if nbytes[slot]]
-        if any(map(operator.gt, ends, starts[1:])):
-            return _fill_shared(table, slots, order)
-    buffers = []
-    sizes = table.sizes = []
-    for owner, size in zip(slots.owners, nbytes, strict=True):
-        if size:
-            buffers.append(_buffer(owner))
-            sizes.append(size)
-    return buffers
+    owners, pointers, nbytes = slots.owners, slots.pointers, slots.nbytes
+    if 0 in nbytes:
+        full = [slot for slot, size in enumerate(nbytes) if size]
+        owners, pointers, nbytes = ([each[n] for n in full] for each in (owners, pointers, nbytes))
+    # Sorted apart: none overlaps another if and only if each ends before the next one starts.
+    starts, ends = sorted(pointers), sorted(map(operator.add, pointers, nbytes))
+    if any(map(operator.gt, ends, starts[1:])):
+        return _fill_shared(table, slots)
+    table.sizes = nbytes
+    if len(nbytes) <= FEW:
+        return list(map(_buffer, owners))
+    return Held(owners, pointers, nbytes, on_cpu=not table.device)
 
 
 def _buffer(owner: Any) -> torch.Tensor:
@@ -229,8 +236,9 @@ def _buffer(owner: Any) -> torch.Tensor:
     return tensor_at(address_of(owner), owner.nbytes, owner)
 
 
-def _fill_shared(table: Table, slots: Slots, order: list[int]) -> list[torch.Tensor]:
+def _fill_shared(table: Table, slots: Slots) -> list[torch.Tensor]:
     """The same where memory overlaps: each run of overlapping slots becomes one buffer."""
+    order = sorted(range(len(slots.pointers)), key=slots.pointers.__getitem__)
     runs: list[list[int]] = []
     end = 0
     for slot in order:
@@ -328,9 +336,13 @@ def unpack(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
     if is_tensor(meta):
         return _unpack_tensor(meta, buffers)
     table = read_object(meta)
-    if tuple(map(_TENSOR.numel, buffers)) != table.sizes:
+    return assemble(table, table.stream, buffers)
+
+
+def assemble(table: Table, stream: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
+    """``unpack`` for a meta that was read already: its table, and the stream that goes with it."""
+    if sizes_of(buffers) != tuple(table.sizes):
         raise ProtocolError("the buffers of a message are not those that it describes")
-    stream = table.stream
     if table.flags & STREAM_IN_BUFFER:
         if not buffers or not buffers[-1].is_cpu:
             raise ProtocolError("a message has no buffer for its stream")
@@ -340,15 +352,23 @@ def unpack(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
     if table.form is Form.PICKLED:
         return _load(stream, items)
     if table.form is Form.DICT:
-        keys = _load(stream, ())
-        if (
-            type(keys) is not tuple
-            or len(keys) != len(items)
-            or set(map(type, keys)) != _ONLY_STRINGS
-        ):
-            raise ProtocolError("the keys of a message do not fit its values")
-        return dict(zip(keys, items, strict=True))
+        return dict(zip(_keys(table, stream), items, strict=True))
     return items if table.form is Form.LIST else tuple(items)
+
+
+def _keys(table: Table, stream: bytes | memoryview) -> tuple[str, ...]:
+    if table.keys is not None:
+        return table.keys
+    keys = _load(stream, ())
+    if (
+        type(keys) is not tuple
+        or len(keys) != len(table.shapes)
+        or set(map(type, keys)) != _ONLY_STRINGS
+    ):
+        raise ProtocolError("the keys of a message do not fit its values")
+    if not table.flags & STREAM_IN_BUFFER:
+        table.keys = keys
+    return keys
 
 
 def _load(stream: bytes | memoryview, items: Sequence[Any]) -> Any:

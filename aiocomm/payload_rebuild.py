@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import ProtocolError
+from .packing_places import Laid
 from .payload_bytes import DEVICES, DTYPES, RAW, view_of
-from .payload_table import PLACED, Table, nbytes_of
+from .payload_table import PLACED, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _UINT8 = torch.uint8
+_TENSOR = torch.Tensor
 
 
 def own(buffer: torch.Tensor) -> torch.Tensor:
@@ -41,18 +43,30 @@ def rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
     """
     if table.flags & PLACED:
         return _shared(table, buffers)
+    laid = buffers if isinstance(buffers, Laid) else None
+    memory, offsets = (buffers, None) if laid is None else (laid.memory, laid.offsets)
+    frombuffer = torch.frombuffer
     items: list[Any] = []
     home, count, sizes = 0, len(buffers), table.sizes
-    for code, shape in zip(table.codes, table.shapes, strict=True):
-        nbytes = nbytes_of(code, shape)
+    for code, shape, nbytes in zip(table.codes, table.shapes, table.slot_bytes(), strict=True):
         if not nbytes:
             items.append(_empty_item(code, shape, buffers, table.device))
             continue
         if home >= count or sizes[home] != nbytes:
             raise ProtocolError("the tensors of a message do not fit its buffers")
-        base = own(buffers[home])
+        base, offset = memory[home], 0 if offsets is None else offsets[home]
         home += 1
-        items.append(typed(code, shape, base) if code else _raw(base, 0, nbytes))
+        if isinstance(base, _TENSOR):
+            base = own(base)
+            items.append(typed(code, shape, base) if code else _raw(base, 0, nbytes))
+        elif not code:
+            items.append(memoryview(base)[offset : offset + nbytes])
+        else:
+            dtype, itemsize = DTYPES[code]
+            tensor = frombuffer(base, dtype=dtype, count=nbytes // itemsize, offset=offset)
+            if len(shape) != 1:  # in place, which is quicker than a view and leaves it nobody's
+                tensor.resize_(*shape or ((),))
+            items.append(tensor)
     if home != count:
         raise ProtocolError("a message has more buffers than it uses")
     return items
@@ -61,9 +75,9 @@ def rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
 def _shared(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
     bases = [own(buffer) for buffer in buffers]
     items: list[Any] = []
-    columns = zip(table.codes, table.shapes, table.homes, table.offsets, strict=True)
-    for code, shape, home, offset in columns:
-        nbytes = nbytes_of(code, shape)
+    slots = zip(table.codes, table.shapes, table.slot_bytes(), strict=True)
+    places = zip(table.homes, table.offsets, strict=True)
+    for (code, shape, nbytes), (home, offset) in zip(slots, places, strict=True):
         if not nbytes:
             items.append(_empty_item(code, shape, buffers, table.device))
             continue

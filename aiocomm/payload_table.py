@@ -9,6 +9,7 @@ whoever knows the group's secret may run code here anyway.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import struct
 import zlib
@@ -62,6 +63,23 @@ class Table:
     homes: list[int] | tuple[int, ...] = ()  # with PLACED: buffer numbers, and offsets there
     offsets: list[int] | tuple[int, ...] = ()
     stream: bytes | memoryview = b""
+    nbytes: list[int] | None = None  # of the slots, once they were asked for
+    keys: tuple[str, ...] | None = None  # of a dict, once they were loaded
+
+    def slot_bytes(self) -> list[int]:
+        """Bytes of each slot.
+
+        Raises:
+            ProtocolError: a slot cannot be.
+        """
+        if self.nbytes is None:
+            self.nbytes = list(map(nbytes_of, self.codes, self.shapes))
+        return self.nbytes
+
+    @property
+    def is_values(self) -> bool:
+        """Whether the stream is the values of this message, not a part of its structure."""
+        return self.form is Form.PICKLED
 
 
 def _seal(body: bytes) -> bytes:
@@ -187,6 +205,7 @@ def read_object(meta: bytes | memoryview) -> Table:
     return Table(_FORMS[form], flags, device, sizes, codes, shapes, homes, offsets, view[end:])
 
 
+@functools.lru_cache(maxsize=4096)
 def nbytes_of(code: int, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor by its dtype's number and shape.
 

@@ -77,7 +77,7 @@ class Arrival:
             return self.value
         buffers: Sequence[torch.Tensor] = ()
         if self.plan:
-            buffers = scatter(self.plan, self.blocks, len(self.sizes))
+            buffers = scatter(self.plan, self.blocks, self.sizes)
         elif isinstance(self.body, tuple):
             buffers = self.body
         elif self.body or is_tensor(self.meta):  # an empty tensor has a buffer, and no body

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..entries import IllegalTransition, Outgoing
 from ..errors import AiocommError, Context, PairingError, ProtocolError, RouteError
 from ..ordering import SendOrder
-from ..packing import ALIGN, gather, inline, plan, staged_bytes
+from ..packing import ALIGN, gather, inline, plan, sizes_of, staged_bytes
 from ..payload import Kind
 from ..runtime import COPY_LIMIT
 from ..stats import Traffic
@@ -190,7 +190,7 @@ class SendLane:
             starts = following
 
     def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
-        buffers = packed.buffers
+        buffers = tuple(packed.buffers)
         if packed.kind is Kind.TENSOR:
             # A completed send_tensor gives the buffer back on every route, so this one copies.
             buffers = tuple(buffer.clone() for buffer in buffers)
@@ -200,7 +200,7 @@ class SendLane:
         return self._order.started(entry) if entry.slow else ()
 
     def _start_bulk(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
-        blocks = plan([buffer.numel() for buffer in packed.buffers])
+        blocks = plan(sizes_of(packed.buffers))
         if self._route is not None and staged_bytes(blocks) <= COPY_LIMIT:
             staged = gather(blocks, packed.buffers)
             return self._transfer(link, entry, packed, self._route, staged)

@@ -18,7 +18,7 @@ from .lanes import blank, envelope, ramp
 
 def arrived(packed: Packed, way: str) -> tuple[Arrival, int]:
     """By the link (in the body), in one process (by reference), or by a bulk route."""
-    body: Any = {"link": inline(packed.buffers), "memory": packed.buffers}.get(way, b"")
+    body: Any = {"link": inline(packed.buffers), "memory": tuple(packed.buffers)}.get(way, b"")
     frame = envelope(packed, 0, body, bulk=way == "bulk")
     arrival, size = Arrival.of(Envelope.read(frame.head), frame.body)
     if way == "bulk":
