@@ -55,6 +55,8 @@ class Held(Sequence[torch.Tensor]):
         return len(self.sizes)
 
     def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
         owner, pointer, size = self._owners[number], self.pointers[number], self.sizes[number]
         if type(owner) is not _TENSOR:
             return tensor_at(pointer, size, owner)

@@ -32,8 +32,8 @@ _CPU = torch.device("cpu")
 _ON_CPU, _DTYPE, _NBYTES = map(operator.attrgetter, ("is_cpu", "dtype", "nbytes"))
 _NAMED = getattr(_TENSOR, "has_names", None)  # only in a torch that has named tensors
 
-FEW = 4
-"""Up to so many tensors are looked at one by one."""
+FEW = 1
+"""Up to so many tensors are looked at one by one: columns cost more than that."""
 
 
 class Slots:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _UINT8 = torch.uint8
 _TENSOR = torch.Tensor
+_frombuffer = torch.frombuffer
 
 
 def own(buffer: torch.Tensor) -> torch.Tensor:
@@ -45,7 +46,6 @@ def rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
         return _shared(table, buffers)
     laid = buffers if isinstance(buffers, Laid) else None
     memory, offsets = (buffers, None) if laid is None else (laid.memory, laid.offsets)
-    frombuffer = torch.frombuffer
     items: list[Any] = []
     home, count, sizes = 0, len(buffers), table.sizes
     for code, shape, nbytes in zip(table.codes, table.shapes, table.slot_bytes(), strict=True):
@@ -62,11 +62,7 @@ def rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
         elif not code:
             items.append(memoryview(base)[offset : offset + nbytes])
         else:
-            dtype, itemsize = DTYPES[code]
-            tensor = frombuffer(base, dtype=dtype, count=nbytes // itemsize, offset=offset)
-            if len(shape) != 1:  # in place, which is quicker than a view and leaves it nobody's
-                tensor.resize_(*shape or ((),))
-            items.append(tensor)
+            items.append(cut(code, shape, nbytes, base, offset))
     if home != count:
         raise ProtocolError("a message has more buffers than it uses")
     return items
@@ -89,6 +85,16 @@ def _shared(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
         else:
             items.append(typed(code, shape, base[offset : offset + nbytes]))
     return items
+
+
+def cut(
+    code: int, shape: tuple[int, ...], nbytes: int, memory: bytearray | memoryview, offset: int
+) -> torch.Tensor:
+    """A tensor over its bytes in memory of the CPU, which it keeps alive."""
+    dtype, itemsize = DTYPES[code]
+    tensor = _frombuffer(memory, dtype=dtype, count=nbytes // itemsize, offset=offset)
+    # In place: quicker than a view, and autograd takes it for nobody's.
+    return tensor if len(shape) == 1 else tensor.resize_(*shape or ((),))
 
 
 def typed(code: int, shape: tuple[int, ...], base: torch.Tensor) -> torch.Tensor:

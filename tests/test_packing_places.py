@@ -24,6 +24,7 @@ def test_held_tensors_are_seen_as_their_own_bytes() -> None:
     assert [buffer.dtype for buffer in buffers] == [torch.uint8] * 3
     assert [buffer.shape for buffer in buffers] == [(24,), (16,), (1,)]
     assert [buffer.data_ptr() for buffer in buffers] == buffers.pointers
+    assert [buffer.shape for buffer in buffers[1:]] == [(16,), (1,)]
     buffers[1].zero_()
     assert tensors[1].tolist() == [0, 0]
 
