@@ -14,14 +14,17 @@ from aiocomm.packing import (
     ALIGN,
     BLOCK,
     LARGE,
+    MOST_REMEMBERED,
     allocate,
     gather,
     inline,
     outline,
     plan,
     scatter,
+    sizes_of,
     staged_bytes,
 )
+from aiocomm.payload import pack
 
 GIB = 1 << 30
 small_sizes = st.lists(st.integers(0, 3 * ALIGN) | st.sampled_from([0, 1, ALIGN]), max_size=30)
@@ -62,6 +65,27 @@ def test_a_body_shorter_than_its_sizes_allocates_nothing() -> None:
 def test_a_body_is_aligned_and_clean_between_its_buffers() -> None:
     body = inline(filled([1, 0, 70, 3]))
     assert body == b"\1" + bytes(63) + b"\3" * 70 + bytes(58) + b"\4" * 3
+
+
+def test_layouts_of_many_are_not_remembered() -> None:
+    sizes = [1] * (MOST_REMEMBERED + 1)
+    assert plan(sizes) == plan(sizes)
+    assert plan(sizes) is not plan(sizes)
+    assert plan(sizes[1:]) is plan(sizes[1:])
+    assert [buffer.nbytes for buffer in outline(inline(filled(sizes)), sizes)] == sizes
+
+
+def test_sizes_of_buffers() -> None:
+    assert sizes_of(filled([3, 0, 5])) == (3, 0, 5)
+    assert sizes_of(outline(inline(filled([3, 0, 5])), [3, 0, 5])) == (3, 0, 5)
+    assert sizes_of(pack([torch.ones(2), torch.ones(3)]).buffers) == (8, 12)
+
+
+def test_memory_by_address_is_staged_as_tensors_are() -> None:
+    buffers = pack([torch.full((size,), size, dtype=torch.uint8) for size in (1, 70, 3)]).buffers
+    assert inline(buffers) == inline(list(buffers))
+    (ours,), (theirs,) = (gather(plan((1, 70, 3)), each) for each in (buffers, list(buffers)))
+    assert torch.equal(ours, theirs)
 
 
 def test_a_body_may_be_a_memoryview_and_is_copied() -> None:

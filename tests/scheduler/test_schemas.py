@@ -21,7 +21,7 @@ from aiocomm.scheduler.envelope import Envelope, numbered_head
 from aiocomm.scheduler.schemas import LEAST, MOST, SCHEMAS, KeptSchemas, SentSchemas
 from aiocomm.scheduler.works import SendWork
 from aiocomm.transport.base import FrameKind
-from tests.payloads import OBJECTS, same
+from tests.payloads import OBJECTS, by_bulk, same
 
 from .lanes import ramp
 from .receiver import Receiver
@@ -81,6 +81,14 @@ def test_whatever_is_sent_twice_comes_back_twice(name: str) -> None:
     for _ in range(3):
         obj = OBJECTS[name]()
         assert same(ends.carry(obj)[0], obj)
+
+
+def test_keys_are_structure_until_they_are_too_many() -> None:
+    for count, buffers in ((9000, 9000), (20_000, 20_001)):
+        obj = {f"layers.{number}.weight": torch.ones(1) for number in range(count)}
+        packed = pack(obj)
+        assert len(packed.buffers) == buffers
+        assert list(by_bulk(packed)) == list(obj)
 
 
 def test_what_has_no_structure_has_no_number() -> None:
