@@ -22,7 +22,8 @@ class Held(Sequence[torch.Tensor]):
     """The buffers of a message that is sent, by address; none of them is empty.
 
     Holds the storages, so what was there at the call is what travels, even if a tensor is given
-    other memory meanwhile.
+    other memory meanwhile. (A storage that is resized in place before its send is complete is
+    written to, which its owner must not do.)
 
     Args:
         owners: plain tensors that were checked already, or memoryviews.

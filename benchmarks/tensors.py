@@ -3,7 +3,8 @@
 Two processes, everything on, the same structure every time as in a training loop. Each tensor goes
 there and back, so its cost is half of a round trip's by the number of tensors: packing, the copy
 into a transfer, the wire, and rebuilding. What a message costs by itself, the round trip of one
-tensor, is subtracted; what is left should grow as the number does.
+tensor, is subtracted; what is left should grow as the number does. The last column is the time of
+the CPU that both ends take of it without wire and loop, the best of the rounds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiocomm.demo.figures import median
+from aiocomm.packing import gather, plan, scatter, sizes_of
+from aiocomm.payload import assemble, pack
+from aiocomm.payload_table import read_object
 
 from .harness import MEMBERS, Outcome, run_pair
 
@@ -52,6 +56,21 @@ def message(form: str, count: int) -> Any:
 FORMS = ("dict", "list", "nested", "dataclass")
 
 
+def alone(form: str, count: int, rounds: int) -> float:
+    """Seconds that both ends work on a message whose structure is known, the best of the rounds."""
+    obj, took = message(form, count), []
+    table = read_object(pack(obj).meta)
+    for _ in range(rounds + 2):
+        start = time.thread_time()
+        packed = pack(obj)
+        blocks = plan(sizes_of(packed.buffers))
+        staged = gather(blocks, packed.buffers)
+        stream = packed.meta[packed.structure :] if table.has_values else table.stream
+        assemble(table, stream, scatter(blocks, staged, table.sizes))
+        took.append(time.thread_time() - start)
+    return min(took)
+
+
 async def main(collective: Collective, rank: int, plan: list[tuple[str, int, int]]) -> Any:
     """Rank 0 measures the round trips of the plan, rank 1 echoes; seconds by form and count."""
     group = collective.create_collective_group(MEMBERS)
@@ -79,13 +98,15 @@ def run(*, quick: bool = False) -> Outcome:
     seconds = run_pair(main, [*plan, ("dict", 200, rounds * 3)])[0]
     outcome = Outcome(
         "cost of a tensor of 1 KiB in a message, each way (us)",
-        ("form", *(f"{count:,}" for count in counts[1:]), "message of 1 (us)"),
+        ("form", "message of 1", *(f"{count:,}" for count in counts[1:]), "both ends alone"),
     )
     for form in FORMS:
         one = seconds[form][1]
         each = {n: (seconds[form][n] - one) / 2 / (n - 1) * 1e6 for n in counts[1:]}
-        outcome.rows.append((form, *(f"{us:.2f}" for us in each.values()), f"{one / 2 * 1e6:.0f}"))
-        outcome.figures[form] = {"seconds": seconds[form], "us per tensor": each}
+        both = alone(form, counts[-1], rounds) / counts[-1] * 1e6
+        line = (f"{one / 2 * 1e6:.0f}", *(f"{us:.2f}" for us in each.values()), f"{both:.2f}")
+        outcome.rows.append((form, *line))
+        outcome.figures[form] = {"seconds": seconds[form], "us per tensor": each, "alone": both}
         if not quick:
             bent = each[10_000] / each[1000]
             text = f"{form}: a tensor among 10,000 costs at most {BENT} x one among 1,000"

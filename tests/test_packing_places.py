@@ -7,6 +7,7 @@ import weakref
 
 import torch
 
+from aiocomm.packing import gather, inline, plan
 from aiocomm.packing_places import Held, Laid
 from aiocomm.payload_bytes import view_of
 
@@ -39,6 +40,15 @@ def test_what_was_there_at_the_call_is_what_travels() -> None:
     assert buffers[0].tolist() == [2, 3, 4, 5, 6, 7]
     with torch.inference_mode():
         assert not buffers[0].is_inference()
+
+
+def test_memory_that_this_process_may_not_read_is_asked_for_as_tensors() -> None:
+    tensors = [torch.full((size,), size, dtype=torch.uint8) for size in (1, 70, 3)]
+    pointers, sizes = [each.data_ptr() for each in tensors], [1, 70, 3]
+    elsewhere = Held(list(tensors), pointers, sizes, on_cpu=False)  # as if on a device
+    assert inline(elsewhere) == inline(held(*tensors))
+    (ours,), (theirs,) = (gather(plan(sizes), each) for each in (elsewhere, held(*tensors)))
+    assert torch.equal(ours, theirs)
 
 
 def test_raw_bytes_and_what_is_appended() -> None:
