@@ -129,6 +129,9 @@ def test_the_longest_unused_gives_its_number_away() -> None:
     assert len(ends.carry(objects[0])[1]) < LEAST  # known, and used last
     _, head = ends.carry(objects[SCHEMAS])
     assert Envelope.read(head).number == 1
+    got, head = ends.carry(objects[SCHEMAS])
+    assert len(head) < LEAST
+    assert same(got, objects[SCHEMAS])
     assert len(ends.carry(objects[0])[1]) < LEAST
     got, head = ends.carry(objects[1])
     assert len(head) > LEAST  # forgotten, and said again
@@ -234,13 +237,15 @@ STRUCTURES = [
     lambda number: {"n": number},
 ]
 
+sends = st.tuples(st.just("send"), st.integers(0, len(STRUCTURES) - 1))
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("send"), st.integers(0, len(STRUCTURES) - 1)),
+        *(sends, sends, sends),
         st.tuples(st.just("cancel"), st.integers(0, 5)),
         st.tuples(st.just("carry"), st.just(0)),
         st.tuples(st.just("recv"), st.integers(1, 3)),
     ),
+    min_size=20,
     max_size=60,
 )
 
