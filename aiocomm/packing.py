@@ -1,6 +1,7 @@
 """How the buffers of a message become transfers: one body, or a few large blocks.
 
-Both sides compute the same layout from the sizes alone, so no message tells of it. Knows bytes
+Both sides compute the same layout from the sizes alone, so no message tells of it; the last few
+layouts are remembered, since a training loop sends the same ones again and again. Knows bytes
 only, neither objects nor routes. Blocks in strict order of the buffers were rejected: the small
 tensors of a model stand between its large ones, and would make a transfer of every gap.
 """
@@ -8,15 +9,21 @@ tensors of a model stand between its large ones, and would make a transfer of ev
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from .errors import ProtocolError
+from .packing_places import Held, Laid
+from .payload_bytes import view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from functools import _lru_cache_wrapper
+
+_T = TypeVar("_T")
 
 ALIGN = 64
 """Every buffer starts at a multiple of this, in a body and in a block."""
@@ -24,6 +31,11 @@ LARGE = 256 * 1024
 """A buffer of this many bytes is a block of its own: staging it would cost more than it saves."""
 BLOCK = 4 * 1024 * 1024
 """Smaller buffers are packed into blocks of up to this many bytes."""
+
+REMEMBERED = 16
+"""Layouts that are remembered."""
+MOST_REMEMBERED = 16 * 1024
+"""Buffers up to which one is: a layout of more is not worth its memory."""
 
 _UINT8 = torch.uint8
 _MASK = ALIGN - 1
@@ -46,23 +58,41 @@ def inline(buffers: Sequence[torch.Tensor]) -> bytes:
     """
     if not buffers:
         return b""
-    if not buffers[0].is_cpu:
+    if not (buffers.on_cpu if isinstance(buffers, Held) else buffers[0].is_cpu):
         buffers = [buffer.cpu() for buffer in buffers]
     string_at = ctypes.string_at
     if len(buffers) == 1:
         return string_at(buffers[0].data_ptr(), buffers[0].nbytes)
     pieces, pad = [], 0
-    for buffer in buffers:
-        size = buffer.nbytes
+    for pointer, size in spans_of(buffers):
         if size:
             if pad:
                 pieces.append(_PADS[pad])
-            pieces.append(string_at(buffer.data_ptr(), size))
+            pieces.append(string_at(pointer, size))
             pad = -size & _MASK
     return b"".join(pieces)
 
 
-def outline(body: bytes | memoryview, sizes: Sequence[int]) -> list[torch.Tensor]:
+def spans_of(buffers: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Address and bytes of each buffer on the CPU."""
+    if isinstance(buffers, Held):
+        return zip(buffers.pointers, buffers.sizes, strict=True)
+    return ((buffer.data_ptr(), buffer.nbytes) for buffer in buffers)
+
+
+def sizes_of(buffers: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Bytes of each buffer."""
+    if isinstance(buffers, (Held, Laid)):
+        return tuple(buffers.sizes)
+    return tuple(map(torch.Tensor.numel, buffers))
+
+
+def _remembered(layout: _lru_cache_wrapper[_T], sizes: Sequence[int]) -> _T:
+    known = len(sizes) <= MOST_REMEMBERED
+    return layout(tuple(sizes)) if known else layout.__wrapped__(tuple(sizes))
+
+
+def outline(body: bytes | memoryview, sizes: Sequence[int]) -> Laid:
     """The buffers of a body, copied once into writable memory that they share.
 
     Returns:
@@ -74,18 +104,31 @@ def outline(body: bytes | memoryview, sizes: Sequence[int]) -> list[torch.Tensor
     offsets, end = lay_out(sizes)
     if len(body) != end:
         raise ProtocolError(f"a message has {len(body)} bytes where its sizes say {end}")
-    if not end:
-        return [torch.empty(0, dtype=_UINT8, device="cpu") for _ in sizes]
-    memory = bytearray(body)
-    # Not slices of one tensor: those would share autograd's version counter, and a change of one
-    # would count as a change of all.
-    frombuffer = torch.frombuffer
-    return [
-        frombuffer(memory, dtype=_UINT8, count=size, offset=offset)
-        if size
-        else torch.empty(0, dtype=_UINT8, device="cpu")
-        for size, offset in zip(sizes, offsets, strict=True)
-    ]
+    memory: Any = bytearray(body)
+    return Laid([memory if size else nothing() for size in sizes], offsets, sizes)
+
+
+def nothing(device: torch.device | str = "cpu") -> torch.Tensor:
+    """An empty buffer."""
+    return torch.empty(0, dtype=_UINT8, device=device)
+
+
+def lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each buffer begins when all lie one after the other, each aligned, and where they end.
+
+    An empty buffer begins where the one before it ends. Not to be changed: it is remembered.
+    """
+    return _remembered(_offsets, sizes)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _offsets(sizes: tuple[int, ...]) -> tuple[list[int], int]:
+    offsets, end = [], 0
+    for size in sizes:
+        start = (end + _MASK) & -ALIGN if size else end
+        offsets.append(start)
+        end = start + size
+    return offsets, end
 
 
 def plan(sizes: Sequence[int]) -> tuple[Block, ...]:
@@ -94,6 +137,11 @@ def plan(sizes: Sequence[int]) -> tuple[Block, ...]:
     A buffer of at least ``LARGE`` bytes is a block of its own. Smaller ones are packed together
     into blocks of up to ``BLOCK`` bytes, also across large ones. Empty ones are in no block.
     """
+    return _remembered(_plan, sizes)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _plan(sizes: tuple[int, ...]) -> tuple[Block, ...]:
     blocks: list[Block] = []
     parts: list[tuple[int, int, int]] = []
     end = 0
@@ -130,8 +178,11 @@ def gather(blocks: Iterable[Block], buffers: Sequence[torch.Tensor]) -> list[tor
 
 
 def _stage(block: Block, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
-    device = buffers[block.parts[0][0]].device
-    if device.type != "cpu":
+    if isinstance(buffers, Held) and buffers.on_cpu:
+        pointers = buffers.pointers
+    elif buffers[block.parts[0][0]].is_cpu:
+        pointers = [buffer.data_ptr() for buffer in buffers]
+    else:
         return _stage_on_device(block, buffers)
     staged = torch.empty(block.nbytes, dtype=_UINT8, device="cpu")
     base, end = staged.data_ptr(), 0
@@ -139,7 +190,7 @@ def _stage(block: Block, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
     for number, offset, size in block.parts:
         if offset != end:  # no stray bytes of this process travel
             clear(base + end, 0, offset - end)
-        move(base + offset, buffers[number].data_ptr(), size)
+        move(base + offset, pointers[number], size)
         end = offset + size
     return staged
 
@@ -164,41 +215,26 @@ def allocate(blocks: Iterable[Block], device: torch.device | str = "cpu") -> lis
     return [torch.empty(block.nbytes, dtype=_UINT8, device=device) for block in blocks]
 
 
-def scatter(
-    blocks: Sequence[Block], memory: Sequence[torch.Tensor], count: int
-) -> list[torch.Tensor]:
-    """Views into the blocks' memory, one per buffer, in order; 0 bytes for empty buffers.
+def scatter(blocks: Sequence[Block], memory: Sequence[torch.Tensor], sizes: Sequence[int]) -> Laid:
+    """Where the buffers lie in the blocks' memory, in order; 0 bytes for empty buffers.
 
     Args:
         blocks: the plan.
         memory: the 1-D uint8 tensors of ``allocate`` or ``gather``, filled.
-        count: how many buffers the plan was made for.
+        sizes: what the plan was made for.
     """
-    buffers: list[torch.Tensor | None] = [None] * count
+    homes: list[Any] = [None] * len(sizes)
+    offsets = [0] * len(sizes)
     for block, tensor in zip(blocks, memory, strict=True):
         if len(block.parts) == 1:
-            buffers[block.parts[0][0]] = tensor
+            homes[block.parts[0][0]] = tensor
+        elif tensor.is_cpu:
+            view = view_of(tensor)
+            for number, offset, _ in block.parts:
+                homes[number] = view
+                offsets[number] = offset
         else:
             for number, offset, size in block.parts:
-                buffers[number] = tensor[offset : offset + size]
+                homes[number] = tensor[offset : offset + size]
     device = memory[0].device if memory else "cpu"
-    return [
-        torch.empty(0, dtype=_UINT8, device=device) if buffer is None else buffer
-        for buffer in buffers
-    ]
-
-
-def lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each buffer begins when all lie one after the other, each aligned, and where they end.
-
-    An empty buffer begins where the one before it ends.
-    """
-    offsets, end = [], 0
-    for size in sizes:
-        if size:
-            start = (end + _MASK) & -ALIGN
-            offsets.append(start)
-            end = start + size
-        else:
-            offsets.append(end)
-    return offsets, end
+    return Laid([nothing(device) if home is None else home for home in homes], offsets, sizes)

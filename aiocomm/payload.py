@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import enum
 import io
-import operator
 import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,24 +22,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import AiocommError, DecodeError, ProtocolError
+from .packing import outline, sizes_of
 from .payload_bytes import (
     CODES,
     DEVICES,
     DTYPES,
     RAW,
-    address_of,
     as_bytes,
-    flat,
     refuse,
     spec_text,
-    tensor_at,
     view_of,
 )
+from .payload_fill import fill
 from .payload_find import where_is
 from .payload_pickle import Refused, Slots, walk
-from .payload_rebuild import empty, own, rebuild, typed
+from .payload_rebuild import cut, empty, own, rebuild, typed
 from .payload_table import (
-    PLACED,
     STREAM_IN_BUFFER,
     Form,
     Table,
@@ -62,16 +59,20 @@ __all__ = [
     "Packed",
     "TensorSpec",
     "as_bytes",
+    "assemble",
     "buffer_sizes",
     "pack",
     "pack_tensor",
     "spec_of",
     "tensor_spec",
     "unpack",
+    "unpack_body",
 ]
 
 STREAM_LIMIT = 64 * 1024
 """A pickle stream of more bytes travels as a buffer, so that the meta stays small."""
+KEYS_LIMIT = 256 * 1024
+"""The same for the keys of a dict of tensors, which are its structure and need not travel again."""
 
 _TENSOR = torch.Tensor
 _UINT8 = torch.uint8
@@ -100,12 +101,15 @@ class Packed:
         meta: everything but the bulk bytes, less than 16 MiB.
         buffers: 1-D uint8 views of the sender's memory on one device; they keep it alive.
         nbytes: bytes of all buffers.
+        structure: bytes at the start of the meta that are equal in every message whose tensors
+            (and, in a dict of tensors, keys) are like these; 0 if it has none.
     """
 
     kind: Kind
     meta: bytes
-    buffers: tuple[torch.Tensor, ...]
+    buffers: Sequence[torch.Tensor]
     nbytes: int
+    structure: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +187,17 @@ def _pack_any(obj: object) -> Packed:
 
 def _packed(form: Form, stream: io.BytesIO, slots: Slots) -> Packed:
     table = Table(form, device=0 if slots.device is None else DEVICES.index(slots.device.type))
-    buffers = _fill(table, slots) if slots.codes else []
+    buffers = fill(table, slots) if slots.codes else []
     size = stream.tell()
-    if size > STREAM_LIMIT and not table.device:
+    if size > (STREAM_LIMIT if form is Form.PICKLED else KEYS_LIMIT) and not table.device:
         table.flags |= STREAM_IN_BUFFER
         table.sizes = [*table.sizes, size]
         buffers.append(torch.frombuffer(stream.getbuffer(), dtype=_UINT8))
     else:
         table.stream = stream.getvalue()
-    return Packed(Kind.OBJECT, write_object(table), tuple(buffers), sum(table.sizes))
+    meta = write_object(table)
+    structure = len(meta) - len(table.stream) if form is Form.PICKLED else len(meta)
+    return Packed(_OBJECT, meta, buffers, sum(table.sizes), structure)
 
 
 def _pack_tensor(tensor: torch.Tensor, kind: Kind, form: Form) -> Packed:
@@ -199,77 +205,6 @@ def _pack_tensor(tensor: torch.Tensor, kind: Kind, form: Form) -> Packed:
     device = 0 if buffer.is_cpu else DEVICES.index(buffer.device.type)
     meta = write_tensor(form, device, CODES[tensor.dtype], tensor.shape)
     return Packed(kind, meta, (buffer,), buffer.nbytes)
-
-
-def _fill(table: Table, slots: Slots) -> list[torch.Tensor]:
-    """The buffers for the slots, and the columns of the table that describe them."""
-    table.codes, table.shapes = slots.codes, slots.shapes
-    pointers, nbytes = slots.pointers, slots.nbytes
-    if len(pointers) > 1:
-        order = sorted(range(len(pointers)), key=pointers.__getitem__)
-        starts = [pointers[slot] for slot in order if nbytes[slot]]
-        ends = [pointers[slot] + nbytes[slot] for slot in order if nbytes[slot]]
-        if any(map(operator.gt, ends, starts[1:])):
-            return _fill_shared(table, slots, order)
-    buffers = []
-    sizes = table.sizes = []
-    for owner, size in zip(slots.owners, nbytes, strict=True):
-        if size:
-            buffers.append(_buffer(owner))
-            sizes.append(size)
-    return buffers
-
-
-def _buffer(owner: Any) -> torch.Tensor:
-    if type(owner) is _TENSOR:
-        try:
-            return flat(owner)
-        except Exception as error:  # torch will not show its bytes (named dimensions)
-            raise refuse(owner, cause=error) from error
-    return tensor_at(address_of(owner), owner.nbytes, owner)
-
-
-def _fill_shared(table: Table, slots: Slots, order: list[int]) -> list[torch.Tensor]:
-    """The same where memory overlaps: each run of overlapping slots becomes one buffer."""
-    runs: list[list[int]] = []
-    end = 0
-    for slot in order:
-        start, size = slots.pointers[slot], slots.nbytes[slot]
-        if not size:
-            continue
-        if runs and start < end:
-            runs[-1].append(slot)
-            end = max(end, start + size)
-        else:
-            runs.append([slot])
-            end = start + size
-    table.flags |= PLACED
-    count = len(slots.codes)
-    homes, offsets = [0] * count, [0] * count
-    buffers = []
-    for home, run in enumerate(runs):
-        first = slots.pointers[run[0]]
-        for slot in run:
-            homes[slot], offsets[slot] = home, slots.pointers[slot] - first
-        buffers.append(_union(slots, run))
-    table.homes, table.offsets = homes, offsets
-    table.sizes = [buffer.nbytes for buffer in buffers]
-    return buffers
-
-
-def _union(slots: Slots, run: list[int]) -> torch.Tensor:
-    """One buffer over the memory of several slots, which overlap."""
-    start = slots.pointers[run[0]]
-    end = max(slots.pointers[slot] + slots.nbytes[slot] for slot in run)
-    for slot in run:
-        if slots.nbytes[slot] == end - start:  # one spans them all
-            return _buffer(slots.owners[slot])
-    owners = [slots.owners[slot] for slot in run]
-    if slots.device is None or slots.device.type == "cpu":
-        return tensor_at(start, end - start, owners)
-    whole = torch.empty(0, dtype=_UINT8, device=slots.device)
-    storage = owners[0].untyped_storage()
-    return whole.set_(storage, start - storage.data_ptr(), (end - start,), (1,))
 
 
 def pack_tensor(tensor: torch.Tensor) -> Packed:
@@ -328,9 +263,13 @@ def unpack(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
     if is_tensor(meta):
         return _unpack_tensor(meta, buffers)
     table = read_object(meta)
-    if tuple(map(_TENSOR.numel, buffers)) != table.sizes:
+    return assemble(table, table.stream, buffers)
+
+
+def assemble(table: Table, stream: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
+    """``unpack`` for a meta that was read already: its table, and the stream that goes with it."""
+    if sizes_of(buffers) != tuple(table.sizes):
         raise ProtocolError("the buffers of a message are not those that it describes")
-    stream = table.stream
     if table.flags & STREAM_IN_BUFFER:
         if not buffers or not buffers[-1].is_cpu:
             raise ProtocolError("a message has no buffer for its stream")
@@ -340,15 +279,23 @@ def unpack(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> Any:
     if table.form is Form.PICKLED:
         return _load(stream, items)
     if table.form is Form.DICT:
-        keys = _load(stream, ())
-        if (
-            type(keys) is not tuple
-            or len(keys) != len(items)
-            or set(map(type, keys)) != _ONLY_STRINGS
-        ):
-            raise ProtocolError("the keys of a message do not fit its values")
-        return dict(zip(keys, items, strict=True))
+        return dict(zip(_keys(table, stream), items, strict=True))
     return items if table.form is Form.LIST else tuple(items)
+
+
+def _keys(table: Table, stream: bytes | memoryview) -> tuple[str, ...]:
+    if table.keys is not None:
+        return table.keys
+    keys = _load(stream, ())
+    if (
+        type(keys) is not tuple
+        or len(keys) != len(table.shapes)
+        or set(map(type, keys)) != _ONLY_STRINGS
+    ):
+        raise ProtocolError("the keys of a message do not fit its values")
+    if not table.flags & STREAM_IN_BUFFER:
+        table.keys = keys
+    return keys
 
 
 def _load(stream: bytes | memoryview, items: Sequence[Any]) -> Any:
@@ -368,3 +315,18 @@ def _unpack_tensor(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) ->
     if not nbytes:
         return empty(DTYPES[code][0], shape, buffers[0].device)
     return typed(code, shape, own(buffers[0]))
+
+
+def unpack_body(meta: bytes | memoryview, body: bytes | memoryview) -> Any:
+    """``unpack`` for a message whose buffers rode along, aligned in one body that is copied."""
+    if not is_tensor(meta):
+        if not body and (plain := read_plain(meta)) is not None:
+            return _load(plain, ())
+        table = read_object(meta)
+        return assemble(table, table.stream, outline(body, table.sizes))
+    _, code, shape, nbytes = read_tensor(Form.TENSOR, meta)
+    if len(body) != nbytes:
+        raise ProtocolError(f"a message has {len(body)} bytes where its sizes say {nbytes}")
+    if not nbytes:
+        return empty(DTYPES[code][0], shape, "cpu")
+    return cut(code, shape, nbytes, bytearray(body), 0)

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import ProtocolError
+from .packing_places import Laid
 from .payload_bytes import DEVICES, DTYPES, RAW, view_of
-from .payload_table import PLACED, Table, nbytes_of
+from .payload_table import PLACED, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _UINT8 = torch.uint8
+_TENSOR = torch.Tensor
+_frombuffer = torch.frombuffer
 
 
 def own(buffer: torch.Tensor) -> torch.Tensor:
@@ -41,18 +44,25 @@ def rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
     """
     if table.flags & PLACED:
         return _shared(table, buffers)
+    laid = buffers if isinstance(buffers, Laid) else None
+    memory, offsets = (buffers, None) if laid is None else (laid.memory, laid.offsets)
     items: list[Any] = []
     home, count, sizes = 0, len(buffers), table.sizes
-    for code, shape in zip(table.codes, table.shapes, strict=True):
-        nbytes = nbytes_of(code, shape)
+    for code, shape, nbytes in zip(table.codes, table.shapes, table.slot_bytes(), strict=True):
         if not nbytes:
             items.append(_empty_item(code, shape, buffers, table.device))
             continue
         if home >= count or sizes[home] != nbytes:
             raise ProtocolError("the tensors of a message do not fit its buffers")
-        base = own(buffers[home])
+        base, offset = memory[home], 0 if offsets is None else offsets[home]
         home += 1
-        items.append(typed(code, shape, base) if code else _raw(base, 0, nbytes))
+        if isinstance(base, _TENSOR):
+            base = own(base)
+            items.append(typed(code, shape, base) if code else _raw(base, 0, nbytes))
+        elif not code:
+            items.append(memoryview(base)[offset : offset + nbytes])
+        else:
+            items.append(cut(code, shape, nbytes, base, offset))
     if home != count:
         raise ProtocolError("a message has more buffers than it uses")
     return items
@@ -61,9 +71,9 @@ def rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
 def _shared(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
     bases = [own(buffer) for buffer in buffers]
     items: list[Any] = []
-    columns = zip(table.codes, table.shapes, table.homes, table.offsets, strict=True)
-    for code, shape, home, offset in columns:
-        nbytes = nbytes_of(code, shape)
+    slots = zip(table.codes, table.shapes, table.slot_bytes(), strict=True)
+    places = zip(table.homes, table.offsets, strict=True)
+    for (code, shape, nbytes), (home, offset) in zip(slots, places, strict=True):
         if not nbytes:
             items.append(_empty_item(code, shape, buffers, table.device))
             continue
@@ -75,6 +85,16 @@ def _shared(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
         else:
             items.append(typed(code, shape, base[offset : offset + nbytes]))
     return items
+
+
+def cut(
+    code: int, shape: tuple[int, ...], nbytes: int, memory: bytearray | memoryview, offset: int
+) -> torch.Tensor:
+    """A tensor over its bytes in memory of the CPU, which it keeps alive."""
+    dtype, itemsize = DTYPES[code]
+    tensor = _frombuffer(memory, dtype=dtype, count=nbytes // itemsize, offset=offset)
+    # In place: quicker than a view, and autograd takes it for nobody's.
+    return tensor if len(shape) == 1 else tensor.resize_(*shape or ((),))
 
 
 def typed(code: int, shape: tuple[int, ...], base: torch.Tensor) -> torch.Tensor:

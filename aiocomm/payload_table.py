@@ -9,6 +9,7 @@ whoever knows the group's secret may run code here anyway.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import struct
 import zlib
@@ -26,8 +27,9 @@ PLACED = 2  # slots name their buffer and offset; else each takes the next buffe
 _CRC = struct.Struct("<I")
 _OBJECT = struct.Struct("<BBBBIII")  # form, flags, device, 0, buffers, slots, dims of all slots
 _TENSOR = struct.Struct("<BBBB")  # form, device, dtype, dims
-_START = _CRC.size + _OBJECT.size
-_TENSOR_START = _CRC.size + _TENSOR.size
+CRC_SIZE = _CRC.size
+_START = CRC_SIZE + _OBJECT.size
+_TENSOR_START = CRC_SIZE + _TENSOR.size
 _TENSOR_FORMATS = tuple(f"<BBBB{rank}Q" for rank in range(MAX_DIMS + 1))
 
 
@@ -62,10 +64,27 @@ class Table:
     homes: list[int] | tuple[int, ...] = ()  # with PLACED: buffer numbers, and offsets there
     offsets: list[int] | tuple[int, ...] = ()
     stream: bytes | memoryview = b""
+    nbytes: list[int] | None = None  # of the slots, once they were asked for
+    keys: tuple[str, ...] | None = None  # of a dict, once they were loaded
+
+    def slot_bytes(self) -> list[int]:
+        """Bytes of each slot.
+
+        Raises:
+            ProtocolError: a slot cannot be.
+        """
+        if self.nbytes is None:
+            self.nbytes = list(map(nbytes_of, self.codes, self.shapes))
+        return self.nbytes
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the stream is the values of one message, not a part of its structure."""
+        return self.form is Form.PICKLED
 
 
 def _seal(body: bytes) -> bytes:
-    if len(body) + _CRC.size >= MAX_META:
+    if len(body) + CRC_SIZE >= MAX_META:
         raise PayloadError(
             f"the description of the object takes {len(body)} bytes, more than {MAX_META}: "
             "send it in several messages, or with fewer and larger tensors"
@@ -77,7 +96,7 @@ def _unseal(meta: bytes | memoryview, least: int) -> memoryview:
     view = memoryview(meta)
     if not least <= len(view) < MAX_META:
         raise ProtocolError(f"the description of a message has {len(view)} bytes")
-    if zlib.crc32(view[_CRC.size :]) != _CRC.unpack_from(view)[0]:
+    if zlib.crc32(view[CRC_SIZE:]) != _CRC.unpack_from(view)[0]:
         raise ProtocolError("the description of a message is damaged: its checksum differs")
     return view
 
@@ -119,7 +138,7 @@ def read_plain(meta: bytes | memoryview) -> bytes | memoryview | None:
     Raises:
         ProtocolError: the meta is damaged.
     """
-    if meta[_CRC.size : _START] != _PLAIN:
+    if meta[CRC_SIZE:_START] != _PLAIN:
         return None
     return _unseal(meta, _START)[_START:]
 
@@ -131,7 +150,7 @@ def read_sizes(meta: bytes | memoryview) -> tuple[int, ...]:
         ProtocolError: they cannot be.
     """
     view = _unseal(meta, _START)
-    form, _, _, _, count, _, _ = _OBJECT.unpack_from(view, _CRC.size)
+    form, _, _, _, count, _, _ = _OBJECT.unpack_from(view, CRC_SIZE)
     if form not in _FORMS:
         raise ProtocolError("a message has an unknown form")
     return _sizes(view, count)
@@ -155,7 +174,7 @@ def read_object(meta: bytes | memoryview) -> Table:
         ProtocolError: the meta is damaged, or contradicts itself.
     """
     view = _unseal(meta, _START)
-    form, flags, device, _, count, slots, total = _OBJECT.unpack_from(view, _CRC.size)
+    form, flags, device, _, count, slots, total = _OBJECT.unpack_from(view, CRC_SIZE)
     if form not in _FORMS or device >= len(DEVICES) or flags & ~(STREAM_IN_BUFFER | PLACED):
         raise ProtocolError("a message has an unknown form, device or flag")
     if not slots and not count:
@@ -187,6 +206,7 @@ def read_object(meta: bytes | memoryview) -> Table:
     return Table(_FORMS[form], flags, device, sizes, codes, shapes, homes, offsets, view[end:])
 
 
+@functools.lru_cache(maxsize=4096)
 def nbytes_of(code: int, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor by its dtype's number and shape.
 
@@ -212,7 +232,7 @@ def write_tensor(form: Form, device: int, code: int, shape: tuple[int, ...]) -> 
 
 def is_tensor(meta: bytes | memoryview) -> bool:
     """Whether an object is one tensor and nothing else; then ``read_tensor`` reads it."""
-    return len(meta) > _CRC.size and meta[_CRC.size] == Form.TENSOR
+    return len(meta) > CRC_SIZE and meta[CRC_SIZE] == Form.TENSOR
 
 
 def read_tensor(form: Form, meta: bytes | memoryview) -> tuple[int, int, tuple[int, ...], int]:
@@ -222,7 +242,7 @@ def read_tensor(form: Form, meta: bytes | memoryview) -> tuple[int, int, tuple[i
         ProtocolError: the meta is damaged, or there can be no such tensor.
     """
     view = _unseal(meta, _TENSOR_START)
-    found, device, code, rank = _TENSOR.unpack_from(view, _CRC.size)
+    found, device, code, rank = _TENSOR.unpack_from(view, CRC_SIZE)
     if (
         found != form
         or len(view) != _TENSOR_START + 8 * rank

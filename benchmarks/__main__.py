@@ -13,7 +13,7 @@ from rich.console import Console
 
 from .harness import machine, write
 
-NAMES = ("latency", "lag", "pending", "gloo")
+NAMES = ("latency", "tensors", "lag", "pending", "gloo")
 
 
 def main() -> int:

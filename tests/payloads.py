@@ -23,7 +23,7 @@ def by_bulk(packed: Packed) -> Any:
     sizes = buffer_sizes(packed.kind, packed.meta)
     blocks = plan(sizes)
     moved = [block.clone() for block in gather(blocks, packed.buffers)]
-    return unpack(memoryview(packed.meta), scatter(blocks, moved, len(sizes)))
+    return unpack(memoryview(packed.meta), scatter(blocks, moved, sizes))
 
 
 def same(ours: Any, theirs: Any) -> bool:

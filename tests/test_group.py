@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from aiocomm import RouteCount
+from aiocomm import CollectiveGroup, RouteCount
 from aiocomm.errors import (
     PairingError,
     PayloadError,
@@ -99,6 +99,34 @@ async def test_views_cost_their_own_bytes_and_aliases_travel_once(route: str) ->
         assert a.statistics().sent[route].nbytes < 6 * LARGE
         one[1] = 7
         assert two[0] == 7
+
+
+@each_wire
+@each_size
+async def test_a_structure_goes_over_the_wire_once(route: str, size: int) -> None:
+    async with pair(route, heartbeat_interval=60.0) as (a, b):
+        await ready(a, b)
+        took = []
+        for number in range(4):
+            layers = {f"layer.{name}.weight": ramp(size, number + name) for name in range(50)}
+            message = {"step": number, "weights": layers}
+            before = link_bytes(a)
+            send, got = a.send(message), await b.recv()
+            await send
+            took.append(link_bytes(a) - before)
+            assert got["step"] == number
+            assert list(got["weights"]) == list(layers)
+            assert all(map(torch.equal, got["weights"].values(), layers.values()))
+        # 50 slots of 18 bytes each. The first bulk message agrees on the route too.
+        assert took[0] - took[1] > 50 * 18 - 20
+        assert abs(took[1] - took[3]) < 50  # credit may be on its way
+
+
+def link_bytes(group: CollectiveGroup) -> int:
+    """What went out over the link of a group."""
+    link = group._session._link
+    assert link is not None
+    return link.statistics.bytes_out
 
 
 @each_route

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,14 +14,17 @@ from aiocomm.packing import (
     ALIGN,
     BLOCK,
     LARGE,
+    MOST_REMEMBERED,
     allocate,
     gather,
     inline,
     outline,
     plan,
     scatter,
+    sizes_of,
     staged_bytes,
 )
+from aiocomm.payload import pack
 
 GIB = 1 << 30
 small_sizes = st.lists(st.integers(0, 3 * ALIGN) | st.sampled_from([0, 1, ALIGN]), max_size=30)
@@ -34,7 +39,7 @@ def filled(sizes: list[int]) -> list[torch.Tensor]:
             for number, size in enumerate(sizes)]  # fmt: skip
 
 
-def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+def same(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
@@ -60,6 +65,27 @@ def test_a_body_shorter_than_its_sizes_allocates_nothing() -> None:
 def test_a_body_is_aligned_and_clean_between_its_buffers() -> None:
     body = inline(filled([1, 0, 70, 3]))
     assert body == b"\1" + bytes(63) + b"\3" * 70 + bytes(58) + b"\4" * 3
+
+
+def test_layouts_of_many_are_not_remembered() -> None:
+    sizes = [1] * (MOST_REMEMBERED + 1)
+    assert plan(sizes) == plan(sizes)
+    assert plan(sizes) is not plan(sizes)
+    assert plan(sizes[1:]) is plan(sizes[1:])
+    assert [buffer.nbytes for buffer in outline(inline(filled(sizes)), sizes)] == sizes
+
+
+def test_sizes_of_buffers() -> None:
+    assert sizes_of(filled([3, 0, 5])) == (3, 0, 5)
+    assert sizes_of(outline(inline(filled([3, 0, 5])), [3, 0, 5])) == (3, 0, 5)
+    assert sizes_of(pack([torch.ones(2), torch.ones(3)]).buffers) == (8, 12)
+
+
+def test_memory_by_address_is_staged_as_tensors_are() -> None:
+    buffers = pack([torch.full((size,), size, dtype=torch.uint8) for size in (1, 70, 3)]).buffers
+    assert inline(buffers) == inline(list(buffers))
+    (ours,), (theirs,) = (gather(plan((1, 70, 3)), each) for each in (buffers, list(buffers)))
+    assert torch.equal(ours, theirs)
 
 
 def test_a_body_may_be_a_memoryview_and_is_copied() -> None:
@@ -121,9 +147,9 @@ def test_sizes_beyond_32_bits_are_kept() -> None:
 def test_nothing_makes_no_block() -> None:
     assert plan([]) == plan([0, 0]) == ()
     assert gather((), []) == allocate(()) == []
-    assert [buffer.shape for buffer in scatter((), [], 2)] == [(0,), (0,)]
+    assert [buffer.shape for buffer in scatter((), [], (0, 0))] == [(0,), (0,)]
     assert inline([]) == b""
-    assert outline(b"", []) == []
+    assert len(outline(b"", [])) == 0
     assert [buffer.shape for buffer in outline(b"", [0, 0])] == [(0,), (0,)]
 
 
@@ -139,7 +165,7 @@ def test_blocks_carry_buffers_over(sizes: list[int]) -> None:
         assert ours.dtype is torch.uint8
         assert theirs.shape == ours.shape
         theirs.copy_(ours)
-    assert same(scatter(blocks, received, len(sizes)), buffers)
+    assert same(scatter(blocks, received, sizes), buffers)
 
 
 def test_a_block_of_one_buffer_is_that_buffer() -> None:
@@ -159,7 +185,7 @@ def test_a_staged_block_is_clean_between_its_buffers() -> None:
 def test_scattered_buffers_are_views_of_the_block() -> None:
     blocks = plan([4, 4])
     (memory,) = allocate(blocks)
-    first, second = scatter(blocks, [memory], 2)
+    first, second = scatter(blocks, [memory], (4, 4))
     memory.fill_(5)
     assert first.tolist() == second.tolist() == [5] * 4
 
@@ -172,7 +198,7 @@ def test_blocks_are_staged_on_the_device() -> None:
     staged = gather(blocks, buffers)
     assert all(block.is_cuda for block in staged)
     assert same(
-        [buffer.cpu() for buffer in scatter(blocks, staged, len(sizes))],
+        [buffer.cpu() for buffer in scatter(blocks, staged, sizes)],
         [buffer.cpu() for buffer in buffers],
     )
     assert inline(buffers[:3]) == inline(filled(sizes)[:3])

@@ -29,6 +29,7 @@ from aiocomm.payload import (
     spec_of,
     tensor_spec,
     unpack,
+    unpack_body,
 )
 from aiocomm.payload_bytes import CODES
 from aiocomm.payload_table import Form, Table, read_object, write_object
@@ -301,6 +302,26 @@ def test_whatever_is_made_of_these_comes_back(obj: Any) -> None:
     assert same(by_link(packed), obj)
     assert same(by_bulk(packed), obj)
     assert same(unpack(packed.meta, packed.buffers), obj)
+
+
+@pytest.mark.parametrize("obj", [t(3), torch.empty(0, 2), t(), [t(3), t(2)], "x", {"a": t(9)}])
+def test_a_body_is_unpacked_at_once(obj: Any) -> None:
+    packed = pack(obj)
+    body = inline(packed.buffers)
+    assert same(unpack_body(packed.meta, body), obj)
+    with pytest.raises(ProtocolError, match="sizes say"):
+        unpack_body(packed.meta, body + b"\0")
+
+
+def test_the_structure_is_what_a_loop_repeats() -> None:
+    steps = [pack({"step": number, "w": {"a": t(3), "b": t(2)}}) for number in (1, 2)]
+    assert steps[0].meta != steps[1].meta
+    assert {packed.meta[4 : packed.structure] for packed in steps} == {
+        steps[0].meta[4 : -len(read_object(steps[0].meta).stream)]
+    }
+    named = pack({"a": t(3), "b": t(2)})
+    assert named.structure == len(named.meta)  # its keys too
+    assert [pack(obj).structure for obj in (1, "x", t(3))] == [0, 0, 0]
 
 
 HOSTILE = [

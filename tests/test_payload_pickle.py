@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -113,6 +114,53 @@ def test_a_tensor_that_torch_will_not_show_is_refused() -> None:
         return tensor
 
     torch.func.vmap(inside)(torch.ones(2, 2))
+
+
+BAD: dict[str, Callable[[], torch.Tensor]] = {
+    "not contiguous": lambda: torch.ones(3, 3).T[1:],
+    "conj": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+    "neg": lambda: torch.ones(1, dtype=torch.complex64).conj().imag,
+    "zero": lambda: torch._efficientzerotensor(3),
+    "meta": lambda: torch.ones(2, device="meta"),
+    "coo": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(4).to_sparse_csr(),
+    "bsr": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+    "mkldnn": lambda: torch.eye(4).to_mkldnn(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    "256-d": lambda: torch.ones([1] * 256),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:The PyTorch API of nested")
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*beta state")
+@pytest.mark.parametrize("name", BAD)
+def test_among_many_the_one_that_cannot_be_sent_is_found(name: str) -> None:
+    bad = BAD[name]()
+    with pytest.raises(Refused) as caught:
+        Slots().add([torch.ones(2), torch.ones(2), bad, torch.ones(2)])
+    assert caught.value.tensor is bad
+
+
+def test_by_columns_is_as_one_by_one() -> None:
+    whole = torch.arange(40, dtype=torch.int16)
+    with torch.inference_mode():
+        inferred = torch.ones(2)
+    many = [
+        *(torch.ones(2), torch.tensor(1.5), torch.ones(2, 3, dtype=torch.bfloat16)),
+        *(whole[4:9], whole, torch.ones(1, requires_grad=True), inferred, torch.ones(4)[1:2]),
+        torch.ones(3, dtype=torch.complex64),
+    ]
+    for items in (many, [*many, torch.empty(0, 2)], [*many, memoryview(b"abc")]):
+        together = Slots()
+        together.add(items)
+        apart = Slots()
+        for item in items:
+            apart.add([item])
+        for column in ("codes", "shapes", "pointers", "nbytes"):
+            assert getattr(together, column) == getattr(apart, column)
+        assert together.device == apart.device == torch.device("cpu")
+        assert list(map(id, together.owners)) == list(map(id, apart.owners))
 
 
 @pytest.mark.gpu

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from aiocomm.errors import ProtocolError
+from aiocomm.packing_places import Laid
 from aiocomm.payload_bytes import CODES, RAW
-from aiocomm.payload_rebuild import empty, own, rebuild, typed
+from aiocomm.payload_rebuild import cut, empty, own, rebuild, typed
 from aiocomm.payload_table import PLACED, Form, Table
 
 FLOAT, DOUBLE = CODES[torch.float32], CODES[torch.float64]
@@ -87,3 +88,34 @@ def test_an_empty_tensor_that_cannot_be_is_refused() -> None:
     assert empty(torch.float64, (4, 0), "cpu").shape == (4, 0)
     with pytest.raises(ProtocolError, match="empty"):
         empty(torch.float32, (0, 1 << 64), "cpu")
+
+
+@pytest.mark.parametrize("dtype", sorted(CODES, key=str), ids=str)
+@pytest.mark.parametrize("shape", [(), (6,), (2, 3), (1, 2, 1, 3)], ids=str)
+def test_what_is_cut_out_of_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    memory = bytearray(range(64 + nbytes))
+    tensor = cut(CODES[dtype], shape, nbytes, memory, 64)
+    assert (tensor.dtype, tensor.shape) == (dtype, shape)
+    assert tensor.is_contiguous()
+    assert tensor.untyped_storage().nbytes() == nbytes  # its own bytes, not its neighbours'
+    assert not tensor._is_view()
+    flat = tensor.reshape(-1).view(torch.uint8)
+    assert flat.tolist() == list(range(64, 64 + nbytes))
+    flat[0] = 7
+    assert memory[64] == 7
+
+
+def test_slots_are_cut_out_of_where_they_lie() -> None:
+    table = Table(Form.LIST, 0, 0, (8, 4, 4), [FLOAT, RAW, FLOAT], [(2, 1), (4,), (1,)])
+    memory, whole = bytearray(80), buffer(4)
+    laid = Laid([memory, memory, whole], [0, 64, 0], (8, 4, 4))
+    first, raw, last = rebuild(table, laid)
+    first.fill_(1.0)
+    raw[:] = b"abcd"
+    assert memory[:8] == first.numpy().tobytes()
+    assert memory[64:68] == b"abcd"
+    assert last.data_ptr() == whole.data_ptr()
+    version = last._version
+    first.fill_(2.0)
+    assert last._version == version

@@ -12,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ProtocolError
 from ..packing import outline
-from ..payload import Kind, TensorSpec, as_bytes, buffer_sizes, tensor_spec, unpack
-from ..payload_table import is_tensor
+from ..payload import (
+    Kind,
+    TensorSpec,
+    as_bytes,
+    assemble,
+    buffer_sizes,
+    tensor_spec,
+    unpack,
+    unpack_body,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
+    from ..payload_table import Table
     from .envelope import Envelope
+    from .schemas import KeptSchemas
 
 UNBUILT: Any = object()
 
@@ -37,9 +47,11 @@ class Arrival:
     buffers: Sequence[torch.Tensor] = field(default_factory=tuple)  # in memory of the message's own
     value: Any = UNBUILT  # built already, for a call that was cancelled then
     spec: TensorSpec | None = None
+    table: Table | None = None  # of the meta, if it was read already, and the stream to it
+    stream: bytes | memoryview = b""
 
     @classmethod
-    def of(cls, envelope: Envelope, body: Any) -> tuple[Arrival, int]:
+    def of(cls, envelope: Envelope, body: Any, schemas: KeptSchemas) -> tuple[Arrival, int]:
         """The arrival, and the bytes of its buffers.
 
         Raises:
@@ -48,8 +60,10 @@ class Arrival:
         arrival = cls(envelope.kind, envelope.meta, body, envelope.charge)
         if envelope.kind is Kind.TENSOR:
             arrival.spec = tensor_spec(envelope.meta)
+        elif envelope.number >= 0:
+            arrival.table, arrival.stream = schemas.read(envelope)
         if envelope.bulk:
-            arrival.sizes = buffer_sizes(envelope.kind, envelope.meta)
+            arrival.sizes = arrival._sizes()
             size = sum(arrival.sizes)
             arrival.nbytes += size
             return arrival, size
@@ -73,14 +87,22 @@ class Arrival:
         """
         if self.value is not UNBUILT:
             return self.value
-        buffers: Sequence[torch.Tensor] = ()
         if self.sizes:
             buffers = self.buffers
         elif isinstance(self.body, tuple):
             buffers = self.body
-        elif self.body or is_tensor(self.meta):  # an empty tensor has a buffer, and no body
-            buffers = outline(self.body, buffer_sizes(self.kind, self.meta))
-        return unpack(self.meta, buffers)
+        elif self.table is None:
+            return unpack_body(self.meta, self.body)
+        else:
+            buffers = outline(self.body, self.table.sizes)
+        if self.table is None:
+            return unpack(self.meta, buffers)
+        return assemble(self.table, self.stream, buffers)
+
+    def _sizes(self) -> tuple[int, ...]:
+        if self.table is not None:
+            return tuple(self.table.sizes)
+        return buffer_sizes(self.kind, self.meta)
 
     def fill(self, buffer: torch.Tensor) -> None:
         """Copy a single tensor into a buffer of its spec.

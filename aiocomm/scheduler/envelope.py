@@ -1,7 +1,8 @@
 """The heads of the frames that the lanes of two members exchange.
 
 An envelope's head is a fixed part and the message's meta; its body holds the buffers of a message
-that rides along, and is empty for one that goes by a bulk route.
+that rides along, and is empty for one that goes by a bulk route. The structure of a message can be
+kept under a number, and later ones of the same structure name it (see ``schemas.py``).
 """
 
 from __future__ import annotations
@@ -12,27 +13,49 @@ from dataclasses import dataclass
 from ..errors import ProtocolError
 from ..payload import Kind
 
-_ENVELOPE = struct.Struct("<BBI")  # kind, bulk, bytes it takes of the receiver's window
+BULK = 1  # the flags of an envelope: its buffers go by the bulk route
+KEEP = 2  # its structure is to be kept under the number that follows
+KNOWN = 4  # its structure is the one that was kept under the number that follows
+
+_ENVELOPE = struct.Struct("<BBI")  # kind, flags, bytes it takes of the receiver's window
+_NUMBERED = struct.Struct("<BBIB")  # the same, and the number of its structure
 _CREDIT = struct.Struct("<BIQ")  # whole window or given back, messages, bytes
 
 
 @dataclass(slots=True)
 class Envelope:
-    """Read from the head of an ENVELOPE frame."""
+    """Read from the head of an ENVELOPE frame.
+
+    Args:
+        kind: which pair of calls it belongs to.
+        bulk: whether its buffers go by the bulk route.
+        charge: bytes it takes of the receiver's window.
+        meta: with ``known``, without its structure.
+        number: of the structure; -1 where it has none.
+        known: whether the structure was kept under the number before, and is left out.
+    """
 
     kind: Kind
     bulk: bool
     charge: int
     meta: bytes
+    number: int = -1
+    known: bool = False
 
     @classmethod
     def read(cls, head: bytes) -> Envelope:
-        """Raises: ProtocolError: the head is too short or the kind unknown."""
+        """Raises: ProtocolError: the head is too short, or the kind or a flag unknown."""
         try:
-            kind, bulk, charge = _ENVELOPE.unpack_from(head)
-            return cls(_KINDS[kind], bool(bulk), charge, head[_ENVELOPE.size :])
-        except (struct.error, KeyError) as error:
+            code, flags, charge = _ENVELOPE.unpack_from(head)
+            kind, bulk = _KINDS[code], flags & BULK != 0
+            if flags <= BULK:
+                return cls(kind, bulk, charge, head[_ENVELOPE.size :])
+            if flags & ~BULK in (KEEP, KNOWN) and kind is Kind.OBJECT:
+                number, known = head[_ENVELOPE.size], flags & KNOWN != 0
+                return cls(kind, bulk, charge, head[_NUMBERED.size :], number, known)
+        except (struct.error, LookupError) as error:
             raise ProtocolError("an envelope of the peer cannot be read") from error
+        raise ProtocolError("an envelope of the peer cannot be read: its flags cannot be")
 
 
 _KINDS = {kind.value: kind for kind in Kind}
@@ -41,6 +64,18 @@ _KINDS = {kind.value: kind for kind in Kind}
 def envelope_head(kind: Kind, meta: bytes, charge: int, *, bulk: bool) -> bytes:
     """The head of an ENVELOPE frame."""
     return _ENVELOPE.pack(kind, bulk, charge) + meta
+
+
+def numbered_head(flags: int, number: int, meta: bytes, charge: int) -> bytes:
+    """The head of the ENVELOPE frame of an object whose structure has a number.
+
+    Args:
+        flags: with ``KEEP`` or ``KNOWN``.
+        number: of the structure.
+        meta: with ``KNOWN``, without the structure.
+        charge: bytes it takes of the receiver's window.
+    """
+    return _NUMBERED.pack(Kind.OBJECT, flags, charge, number) + meta
 
 
 def credit_head(messages: int, nbytes: int, *, first: bool = False) -> bytes:

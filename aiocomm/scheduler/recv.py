@@ -33,6 +33,7 @@ from ..stats import Traffic
 from ..transport.base import FrameKind
 from .arrival import Arrival
 from .envelope import Envelope, credit_head
+from .schemas import KeptSchemas
 from .send import as_route_error
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class RecvLane:
             window_messages=options.window_messages,
             window_bytes=options.window_bytes,
         )
+        self._schemas = KeptSchemas()
         self._actions: deque[RecvAction] = deque()
         self._quiet = False  # failures that nobody retrieves are no news
         self._broke: list[Incoming] = []  # their transfers failed; until it is known why
@@ -159,7 +161,7 @@ class RecvLane:
         envelope = Envelope.read(frame.head)
         if envelope.bulk and self._route is None:
             raise ProtocolError("the peer sends bulk, and no route was agreed on")
-        arrival, size = Arrival.of(envelope, frame.body)
+        arrival, size = Arrival.of(envelope, frame.body, self._schemas)
         message = Incoming(arrival, frame.sequence, size, envelope.charge, envelope.bulk)
         # recv_tensor brings memory of its own, which spares a copy: worth a moment's wait.
         message.reluctant = envelope.bulk and envelope.kind is TENSOR

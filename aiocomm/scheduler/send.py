@@ -19,6 +19,7 @@ from ..runtime import COPY_LIMIT
 from ..stats import Traffic
 from ..transport.base import MAX_BODY, FrameKind
 from .envelope import envelope_head, read_credit
+from .schemas import SentSchemas
 from .works import SendWork
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class SendLane:
         self._runtime = runtime
         self._eager_limit = runtime.options.eager_limit
         self._order = SendOrder()
+        self._schemas = SentSchemas()
         self._open_route = open_route
         self._broken = broken
         self._context = context
@@ -178,8 +180,9 @@ class SendLane:
                     if link.in_process:
                         following = self._hand_over(link, entry, packed)
                     elif not entry.slow:
-                        head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False)
-                        link.send(ENVELOPE, entry.sequence, head, inline(packed.buffers))
+                        body = inline(packed.buffers)
+                        head = self._schemas.head(packed, entry.charge, bulk=False)
+                        link.send(ENVELOPE, entry.sequence, head, body)
                         self._sent(entry, "link")
                     else:
                         following = self._start_bulk(link, entry, packed)
@@ -190,7 +193,7 @@ class SendLane:
             starts = following
 
     def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
-        buffers = packed.buffers
+        buffers = tuple(packed.buffers)
         if packed.kind is Kind.TENSOR:
             # A completed send_tensor gives the buffer back on every route, so this one copies.
             buffers = tuple(buffer.clone() for buffer in buffers)
@@ -221,7 +224,7 @@ class SendLane:
         self._starting = None
         route = self._route
         assert route is not None
-        head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=True)
+        head = self._schemas.head(packed, entry.charge, bulk=True)
         link.send(ENVELOPE, entry.sequence, head)
         moved = route.send(staged, lend=packed.kind is not Kind.TENSOR)
         self._moving[entry] = moved

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from ..packing import allocate, gather, plan, scatter, staged_bytes
+from ..packing import allocate, gather, plan, scatter, sizes_of, staged_bytes
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,17 +32,17 @@ class BlockRoute(ABC):
 
     def stage(self, buffers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The blocks to send: small buffers are copied together."""
-        return gather(plan([buffer.nbytes for buffer in buffers]), buffers)
+        return gather(plan(sizes_of(buffers)), buffers)
 
     def staged_bytes(self, buffers: Sequence[torch.Tensor]) -> int:
         """Bytes that ``stage`` copies."""
-        return staged_bytes(plan([buffer.nbytes for buffer in buffers]))
+        return staged_bytes(plan(sizes_of(buffers)))
 
     def fetch(self, sizes: Sequence[int]) -> tuple[Sequence[torch.Tensor], asyncio.Future[None]]:
         """Receive buffers of these sizes into fresh memory."""
         blocks = plan(sizes)
         memory = allocate(blocks)
-        return scatter(blocks, memory, len(sizes)), self.receive(memory)
+        return scatter(blocks, memory, sizes), self.receive(memory)
 
     def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
         """Drain a message whose buffers have these sizes."""

@@ -19,7 +19,7 @@ from ..errors import ProtocolError
 from .base import MAX_BODY, MAX_HEAD, Frame, FrameKind
 
 MAGIC = 0xA10C
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct(">HBBQIQ")  # magic, version, kind, sequence, bytes of head, bytes of body
 HEADER_SIZE = HEADER.size
 

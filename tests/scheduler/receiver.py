@@ -64,7 +64,7 @@ class Receiver:
         return self._arrive(packed, inline(packed.buffers), bulk=False)
 
     def by_reference(self, packed: Packed) -> Packed:
-        return self._arrive(packed, packed.buffers, bulk=False)
+        return self._arrive(packed, tuple(packed.buffers), bulk=False)
 
     def bulk(self, obj: object) -> Packed:
         return self._arrive(pack(obj), b"", bulk=True)

@@ -12,15 +12,16 @@ from aiocomm.packing import inline
 from aiocomm.payload import Packed, pack, pack_tensor
 from aiocomm.scheduler.arrival import Arrival
 from aiocomm.scheduler.envelope import Envelope
+from aiocomm.scheduler.schemas import KeptSchemas
 
 from .lanes import blank, envelope, ramp
 
 
 def arrived(packed: Packed, way: str) -> tuple[Arrival, int]:
     """By the link (in the body), in one process (by reference), or by a bulk route."""
-    body: Any = {"link": inline(packed.buffers), "memory": packed.buffers}.get(way, b"")
+    body: Any = {"link": inline(packed.buffers), "memory": tuple(packed.buffers)}.get(way, b"")
     frame = envelope(packed, 0, body, bulk=way == "bulk")
-    arrival, size = Arrival.of(Envelope.read(frame.head), frame.body)
+    arrival, size = Arrival.of(Envelope.read(frame.head), frame.body, KeptSchemas())
     if way == "bulk":
         arrival.buffers = packed.buffers
     return arrival, size
@@ -68,13 +69,13 @@ def test_a_value_that_was_built_is_not_built_again() -> None:
 @pytest.mark.parametrize("body", [b"", b"123", b"12345"])
 def test_a_body_that_is_not_as_long_as_its_meta_says(body: bytes) -> None:
     packed = pack_tensor(ramp(4))
-    arrival, _ = Arrival.of(Envelope.read(envelope(packed, 0, body).head), body)
+    arrival, _ = Arrival.of(Envelope.read(envelope(packed, 0, body).head), body, KeptSchemas())
     into = blank(4)
     with pytest.raises(ProtocolError, match="not as many as its shape says"):
         arrival.fill(into)
     assert not into.any()
     packed = pack([ramp(4)])
-    arrival, _ = Arrival.of(Envelope.read(envelope(packed, 0, body).head), body)
+    arrival, _ = Arrival.of(Envelope.read(envelope(packed, 0, body).head), body, KeptSchemas())
     with pytest.raises(ProtocolError):
         arrival.rebuild()
 
@@ -83,4 +84,5 @@ def test_meta_that_lies_is_the_peers_fault() -> None:
     packed = Packed(pack_tensor(ramp(4)).kind, b"\xff" * 40, (), 0)
     for bulk in (True, False):
         with pytest.raises(ProtocolError):
-            Arrival.of(Envelope.read(envelope(packed, 0, b"", bulk=bulk).head), b"")
+            read = Envelope.read(envelope(packed, 0, b"", bulk=bulk).head)
+            Arrival.of(read, b"", KeptSchemas())

@@ -6,7 +6,15 @@ import pytest
 
 from aiocomm.errors import ProtocolError
 from aiocomm.payload import Kind
-from aiocomm.scheduler.envelope import Envelope, credit_head, envelope_head, read_credit
+from aiocomm.scheduler.envelope import (
+    KEEP,
+    KNOWN,
+    Envelope,
+    credit_head,
+    envelope_head,
+    numbered_head,
+    read_credit,
+)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -18,13 +26,27 @@ def test_envelopes_there_and_back(kind: Kind, bulk: bool, charge: int) -> None:
     assert read.bulk is bulk
 
 
+@pytest.mark.parametrize("flags", [KEEP, KNOWN])
+@pytest.mark.parametrize("bulk", [True, False])
+def test_numbers_of_structures_there_and_back(flags: int, bulk: bool) -> None:
+    read = Envelope.read(numbered_head(flags | bulk, 255, b"meta", 7))
+    assert read == Envelope(Kind.OBJECT, bulk, 7, b"meta", 255, flags == KNOWN)
+    assert read.bulk is bulk
+
+
 def test_a_memoryview_is_a_head_too() -> None:
     head = envelope_head(Kind.OBJECT, b"m", 1, bulk=False)
     assert bytes(Envelope.read(memoryview(head)).meta) == b"m"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "head", [b"", b"\1", b"\1\0\0\0\0", b"\0\0\0\0\0\0meta", b"\xff\0\0\0\0\0"]
+    "head",
+    [
+        *(b"", b"\1", b"\1\0\0\0\0", b"\0\0\0\0\0\0meta", b"\xff\0\0\0\0\0"),
+        *(b"\2\2\0\0\0\0", b"\2\4\0\0\0\0"),  # no number
+        *(b"\2\6\0\0\0\0\0meta", b"\2\x08\0\0\0\0\0meta"),  # flags that cannot be
+        b"\1\2\0\0\0\0\0meta",  # a send_tensor with a structure
+    ],
 )
 def test_what_is_no_envelope_is_the_peers_fault(head: bytes) -> None:
     with pytest.raises(ProtocolError, match="an envelope of the peer cannot be read"):

@@ -109,7 +109,7 @@ def test_many_frames_around_the_end_of_the_buffer() -> None:
     [
         (header(magic=0), "opens with 0x0000"),
         (b"GET / HTTP/1.1\r\nHost: example\r\n", "opens with 0x4745"),
-        (header(version=2), "version 2"),
+        (header(version=9), "version 9"),
         (header(kind=0), "unknown kind, 0"),
         (header(kind=200), "unknown kind, 200"),
         (header(head=MAX_HEAD + 1), "declares"),

@@ -6,16 +6,18 @@ Knows addresses and positions only, neither segments nor links.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...packing import LARGE
+from ...packing import LARGE, nothing
+from ...payload_bytes import view_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from ...packing_places import Laid
     from .copies import Range
 
 _UINT8 = torch.uint8
@@ -37,9 +39,7 @@ class Inbound:
     total: int
     done: asyncio.Future[None]
     blocks: Sequence[Block] = ()
-    sizes: Sequence[int] = ()  # of the buffers that ``fetch`` has promised
-    offsets: Sequence[int] = ()
-    buffers: list[torch.Tensor] | None = None
+    buffers: Laid | None = None  # what ``fetch`` has promised; without memory until it is there
     position: int = 0
     open: int = 0  # copies under way
     torn: bool = False  # the rest of it will never come
@@ -60,22 +60,33 @@ class Inbound:
                 found.append((target, source + low - start, high - low))
         return found
 
-    def fill(self, memory: Callable[[int, int], torch.Tensor]) -> None:
-        """Put the buffers where ``fetch`` promised them; ``memory(offset, nbytes)`` gives each."""
+    def over(self, memory: memoryview) -> None:
+        """The message lies there, as it was laid out."""
         assert self.buffers is not None
-        self.buffers.extend(
-            memory(offset, size) if size else torch.empty(0, dtype=_UINT8, device="cpu")
-            for offset, size in zip(self.offsets, self.sizes, strict=True)
-        )
+        self.buffers.memory = [memory if size else nothing() for size in self.buffers.sizes]
 
-    def slice(self, offset: int, nbytes: int) -> torch.Tensor:
-        """A buffer out of the blocks."""
-        for block in self.blocks:
-            if block.start <= offset < block.end and block.memory is not None:
-                if nbytes == block.end - block.start:
-                    return block.memory
-                return block.memory[offset - block.start : offset - block.start + nbytes]
-        raise AssertionError("a buffer of a message lies in no block")
+    def whole(self) -> None:
+        """Every block is full: the buffers that ``fetch`` has promised are in them."""
+        laid = self.buffers
+        if laid is None:
+            return
+        blocks = iter(self.blocks)
+        block, end = None, 0
+        home: Any = None
+        offsets = list(laid.offsets)
+        for number, size in enumerate(laid.sizes):
+            if not size:
+                laid.memory.append(nothing())
+                continue
+            if offsets[number] >= end:
+                block = next(blocks)
+                end, memory = block.end, block.memory
+                assert memory is not None
+                home = memory if size == block.end - block.start else view_of(memory)
+            assert block is not None
+            laid.memory.append(home)
+            offsets[number] -= block.start
+        laid.offsets = offsets
 
 
 def blocks_for(sizes: Sequence[int], offsets: Sequence[int]) -> list[Block]:

@@ -21,6 +21,7 @@ import torch
 
 from ...errors import AiocommError, ProtocolError, RouteError
 from ...packing import ALIGN, lay_out
+from ...packing_places import Laid
 from ...runtime import COPY_LIMIT
 from ..base import FrameKind
 from .copies import CopyQueue, OffLoop, copy
@@ -141,8 +142,8 @@ class ShmReceiver:
         Cancellation: the bytes come in all the same.
         """
         offsets, total = lay_out(sizes)
-        job = Inbound(total, self._loop.create_future(), blocks_for(sizes, offsets), sizes, offsets)
-        buffers = job.buffers = []
+        buffers = Laid([], offsets, sizes)
+        job = Inbound(total, self._loop.create_future(), blocks_for(sizes, offsets), buffers)
         return buffers, self._enter(job)
 
     def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
@@ -179,8 +180,7 @@ class ShmReceiver:
         if self._error is not None:
             job.done.set_exception(self._refusal())
         elif not job.total:
-            if job.buffers is not None:
-                job.fill(job.slice)
+            job.whole()
             job.done.set_result(None)
         else:
             self._open[job] = None
@@ -257,10 +257,7 @@ class ShmReceiver:
         view = segment.view[piece.offset : piece.offset + piece.nbytes]
         self._lent += piece.nbytes
         self._lease(view, number, piece.nbytes)
-        job.fill(
-            lambda offset, size: torch.frombuffer(view, dtype=_UINT8, count=size, offset=offset)
-        )
-        job.blocks = ()
+        job.over(view)
         self._settle(job)
         return True
 
@@ -290,8 +287,8 @@ class ShmReceiver:
         if job.torn:
             job.done.set_exception(RouteError("the peer was gone before it had sent it all"))
             return
-        if job.buffers is not None and not job.buffers:
-            job.fill(job.slice)
+        if job.buffers is not None and not job.buffers.memory:
+            job.whole()
         job.done.set_result(None)
 
     def _no_memory(self, job: Inbound, error: BaseException) -> None:

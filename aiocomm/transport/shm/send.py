@@ -19,7 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ...errors import AiocommError, ProtocolError, RouteError
-from ...packing import ALIGN, LARGE, lay_out
+from ...packing import ALIGN, LARGE, lay_out, sizes_of, spans_of
 from ...runtime import COPY_LIMIT
 from ..base import FrameKind
 from .copies import CopyQueue, OffLoop, copy
@@ -147,11 +147,10 @@ class ShmSender:
 
         Cancellation: the message goes out all the same.
         """
-        sizes = [buffer.nbytes for buffer in staged]
-        offsets, total = lay_out(sizes)
+        offsets, total = lay_out(sizes_of(staged))
         parts = [
-            (offset, offset + size, buffer.data_ptr())
-            for offset, size, buffer in zip(offsets, sizes, staged, strict=True)
+            (offset, offset + size, pointer)
+            for offset, (pointer, size) in zip(offsets, spans_of(staged), strict=True)
             if size
         ]
         job = Outbound(staged, parts, total, self._loop.create_future(), lend)

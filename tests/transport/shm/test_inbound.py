@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiocomm.packing import LARGE, lay_out
+from aiocomm.packing_places import Laid
 from aiocomm.transport.shm.copies import copy
 from aiocomm.transport.shm.inbound import Inbound, blocks_for
 
@@ -46,11 +47,11 @@ def test_pieces_of_any_length_bring_every_buffer(sizes: list[int], piece: int) -
     piece &= -64
     message = ramp(total + 1)
     blocks = blocks_for(sizes, offsets)
-    job = Inbound(total, nothing, blocks, sizes, offsets, buffers=[])
+    job = Inbound(total, nothing, blocks, Laid([], offsets, sizes))
     for start in range(0, total, piece):
         end = min(total, start + piece)
         copy(job.ranges(start, end, message.data_ptr() + start))
-    job.fill(job.slice)
+    job.whole()
     assert job.buffers is not None
     assert [buffer.numel() for buffer in job.buffers] == sizes
     for buffer, offset, size in zip(job.buffers, offsets, sizes, strict=True):
@@ -60,6 +61,6 @@ def test_pieces_of_any_length_bring_every_buffer(sizes: list[int], piece: int) -
 def test_memory_is_made_only_for_what_is_copied() -> None:
     sizes = [LARGE, LARGE]
     offsets, total = lay_out(sizes)
-    job = Inbound(total, nothing, blocks_for(sizes, offsets), sizes, offsets, buffers=[])
+    job = Inbound(total, nothing, blocks_for(sizes, offsets), Laid([], offsets, sizes))
     job.ranges(LARGE, 2 * LARGE, 0)
     assert [block.memory is not None for block in job.blocks] == [False, True]
