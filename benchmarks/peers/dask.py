@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +20,8 @@ class Peer(End):
     """It has no variants."""
 
     async def open(self) -> None:
-        note = self.folder / "address"
         if self.rank:
-            while not note.exists():
-                await asyncio.sleep(0.01)
-            self._comm = await connect(note.read_text())
+            self._comm = await connect(await self.find("address"))
             return
         came: asyncio.Future[Comm] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
@@ -35,8 +31,7 @@ class Peer(End):
             await self._over.wait()  # the comm is closed when this returns
 
         self._listener = await listen("tcp://127.0.0.1:0", accept)
-        note.with_suffix(".new").write_text(self._listener.contact_address)
-        os.rename(note.with_suffix(".new"), note)
+        self.leave("address", self._listener.contact_address)
         self._comm = await came
 
     async def close(self) -> None:

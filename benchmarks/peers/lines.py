@@ -118,7 +118,9 @@ def chosen(words: list[str]) -> list[Line]:
     """
     for word in words:
         if not any(word.lower() in line.name.lower() for line in LINES):
-            raise ValueError(f"no peer {word!r}: there are {', '.join(each.name for each in LINES)}")
+            raise ValueError(
+                f"no peer {word!r}: there are {', '.join(each.name for each in LINES)}"
+            )
     if not words:
         return list(LINES)
     return [

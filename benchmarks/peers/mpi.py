@@ -1,4 +1,4 @@
-"""mpi4py on the MPICH of PyPI: blocking calls; objects pickled by it, buffers posted all at once."""
+"""mpi4py on the MPICH of PyPI: blocking calls, objects pickled by it, buffers posted at once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""aiocomm itself: its default routes, Gloo for what is large, or memory that the receiver can see."""
+"""aiocomm itself: its default routes, Gloo for what is large, or memory that both can see."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -31,16 +30,12 @@ class Peer(End):
 
     async def _board(self) -> aiocomm.TCPBoard:
         """Rank 0 serves one at a free port, and leaves the port in the folder."""
-        note = self.folder / "port"
         if self.rank == 0:
             board = aiocomm.TCPBoard(port=0, serve=True)
             await self._exits.enter_async_context(board)
-            note.with_suffix(".new").write_text(str(board.port))
-            os.rename(note.with_suffix(".new"), note)
+            self.leave("port", board.port)
             return board
-        while not note.exists():
-            await asyncio.sleep(0.01)
-        return aiocomm.TCPBoard(port=int(note.read_text()), serve=False)
+        return aiocomm.TCPBoard(port=int(await self.find("port")), serve=False)
 
     async def close(self) -> None:
         await self._exits.aclose()

@@ -78,8 +78,8 @@ class Pair:
         self.close()
 
     def ask(self, do: str, **arguments: Any) -> float:
-        """All processes do it at once; the seconds that the last rank (for a stream) or the first
-        one took.
+        """All processes do it at once; the seconds that the receiver took for a stream, the first
+        rank for anything else.
 
         Raises:
             PeerFailed: one of them could not, or not in time.
@@ -192,7 +192,7 @@ def marked(mark: str) -> Iterator[int]:
 
 
 def _alive(processes: list[subprocess.Popen[bytes]]) -> bool:
-    return any([process.poll() is None for process in processes])
+    return any(process.poll() is None for process in processes)
 
 
 def _environment(mark: str) -> dict[str, str]:

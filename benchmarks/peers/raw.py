@@ -70,14 +70,11 @@ class Peer(End):
         self._wire = Wire()
         if self.rank == 0:
             self._server = await loop.create_unix_server(lambda: self._wire, path)
+            self.leave("listening", "")
             await self._wire.connected
             return
-        while True:
-            try:
-                await loop.create_unix_connection(lambda: self._wire, path)
-                return
-            except (FileNotFoundError, ConnectionRefusedError):
-                await asyncio.sleep(0.01)
+        await self.find("listening")
+        await loop.create_unix_connection(lambda: self._wire, path)
 
     async def close(self) -> None:
         if self._wire.transport is not None:

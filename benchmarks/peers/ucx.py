@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Any
 
 import libucxx
@@ -24,11 +23,9 @@ class Peer(End):
     """It has no variants."""
 
     async def open(self) -> None:
-        note = self.folder / "port"
         if self.rank:
-            while not note.exists():
-                await asyncio.sleep(0.01)
-            self._endpoint = await ucxx.create_endpoint("127.0.0.1", int(note.read_text()))
+            port = int(await self.find("port"))
+            self._endpoint = await ucxx.create_endpoint("127.0.0.1", port)
             return
         came = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
@@ -38,8 +35,7 @@ class Peer(End):
             await self._over.wait()
 
         self._listener = ucxx.create_listener(accept)
-        note.with_suffix(".new").write_text(str(self._listener.port))
-        os.rename(note.with_suffix(".new"), note)
+        self.leave("port", self._listener.port)
         self._endpoint = await came
 
     async def close(self) -> None:
