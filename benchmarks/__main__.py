@@ -9,6 +9,7 @@ import argparse
 import importlib
 import importlib.util
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -34,7 +35,11 @@ def main() -> int:
     console.print(in_words(here), highlight=False)
     settings = Settings(quick=arguments.quick)
     names = arguments.names or NAMES
-    say = lambda text: errors.print(f"[dim]{text}[/dim]", highlight=False)  # noqa: E731
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        errors.print(f"{time.monotonic() - start:5.0f} s  {text}", highlight=False, style="dim")
+
     outcomes, scores = run(names, settings, chosen(arguments.peers), say)
     for outcome in outcomes:
         outcome.show(console)

@@ -71,9 +71,20 @@ class Scores:
         return median(a) / median(b)
 
     def table(
-        self, title: str, cells: Sequence[Cell], text: Callable[[Cell, float], str]
+        self,
+        title: str,
+        cells: Sequence[Cell],
+        text: Callable[[Cell, float], str],
+        compared: Sequence[str] | None = None,
     ) -> Outcome:
-        """Rows for all lines that take part, with the ratio to aiocomm in brackets."""
+        """Rows for all lines that take part.
+
+        Args:
+            title: of the table.
+            cells: its columns.
+            text: what to show of the seconds of one.
+            compared: names of the cells that show the ratio to aiocomm in brackets; default: all.
+        """
         outcome = Outcome(title, ("", *(cell.name for cell in cells)))
         kinds = {cell.do for cell in cells}
         for line in self.lines:
@@ -84,7 +95,9 @@ class Scores:
                 value = self.median(cell.name, line.name)
                 ratio = self.ratio(cell.name, line.name, OURS)
                 shown = "" if value is None else text(cell, value)
-                texts.append(f"{shown} ({_times(cell, ratio)})" if shown and ratio else shown)
+                if ratio is not None and (compared is None or cell.name in compared):
+                    shown += f" ({_times(cell, ratio)})"
+                texts.append(shown)
             reason = self.reasons.get(line.name)
             outcome.rows.append((f"{line.name}\n{reason}" if reason else line.name, *texts))
         outcome.figures = {"seconds": self.seconds, "reasons": self.reasons}
@@ -116,10 +129,11 @@ def measure(
         with ExitStack() as exits:
             field_ = _Field(exits, start, dead)
             present = [line for line in lines if line.stage == stage and line.name not in dead]
+            say(f"taking turns: {', '.join(line.name for line in present) or 'nobody'}")
             for name, plan in plans.items():
                 for cell in plan.cells:
                     able = [line for line in present if cell.do in line.does]
-                    say(f"{name} {cell.name}: {', '.join(line.name for line in able)}")
+                    say(f"{name}: {cell.name}")
                     _rounds(field_, able, cell, plan.rounds, scores[name])
     for each in scores.values():
         each.reasons.update(dead)

@@ -73,7 +73,7 @@ def run(settings: Settings) -> list[Outcome]:
 
 
 def _table(settings: Settings, *, ready: bool) -> Outcome:
-    idle = 1.0 if settings.quick else 5.0
+    idle = 0.5 if settings.quick else 5.0
     state = "with their bulk routes" if ready else "that have carried objects"
     outcome = Outcome(
         f"idle groups in one process {state} (uvloop; the meeting's group comes on top)",

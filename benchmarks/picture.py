@@ -9,6 +9,20 @@ from .throughput import size_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+OURS = ("tab:red", "tab:orange", "firebrick", "salmon")
+THEIRS = (
+    "tab:blue",
+    "tab:green",
+    "tab:purple",
+    "tab:brown",
+    "tab:cyan",
+    "tab:olive",
+    "tab:pink",
+    "navy",
+    "darkgreen",
+)
+MARKERS = "v^sDPXd*<>"
+
 
 def draw(path: str, rates: Mapping[str, Mapping[int, float]], caption: str) -> None:
     """Write a PNG.
@@ -28,17 +42,18 @@ def draw(path: str, rates: Mapping[str, Mapping[int, float]], caption: str) -> N
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(10, 6.5), dpi=150)
-    colours = pyplot.get_cmap("tab10")
+    colours = {True: iter(OURS), False: iter(THEIRS)}
     for number, (name, by_size) in enumerate(rates.items()):
         ours, bound = name.startswith("aiocomm"), name.startswith("memcpy")
+        colour = "0.6" if bound else next(colours[ours], "black")
         axes.plot(
             list(by_size),
             [rate / 1e9 for rate in by_size.values()],
             label=name,
-            color="0.6" if bound else colours(number % 10),
+            color=colour,
             linewidth=2.8 if ours else 1.4,
             linestyle="--" if bound else "-",
-            marker="o" if ours else "v^sDPXd*<>"[number % 10],
+            marker="o" if ours else MARKERS[number % len(MARKERS)],
             markersize=7 if ours else 5,
             zorder=3 if ours else 2,
         )
@@ -46,7 +61,7 @@ def draw(path: str, rates: Mapping[str, Mapping[int, float]], caption: str) -> N
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [size_name(size) for size in sizes])
-    ticks = [0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50]
+    ticks = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50]
     values = [rate / 1e9 for by_size in rates.values() for rate in by_size.values()]
     near = [tick for tick in ticks if min(values) / 2.5 < tick < max(values) * 2.5]
     axes.set_yticks(near, [f"{tick:g}" for tick in near])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -24,8 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
+    from collections.abc import Iterator, Sequence
 
     from .lines import Line
 
@@ -34,6 +34,7 @@ MARK = "AIOCOMM_BENCHMARK"
 START = 120.0  # seconds that a peer may take to be there
 ANSWER = 120.0  # and for one round
 END = 15.0  # and to be gone
+AFTER_FAILURE = 2.0  # the same once it has failed
 POLL = 0.05
 
 
@@ -41,12 +42,21 @@ class PeerFailed(Exception):
     """A peer that cannot be measured, and why, in one line."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Control:
-    """The control socket of one process."""
+    """The control socket of one process, and what came of a line."""
 
     socket: socket.socket
-    file: BinaryIO
+    came: bytes = b""
+
+    def take(self) -> dict[str, Any] | None:
+        """The next line, if it is whole."""
+        line, newline, rest = self.came.partition(b"\n")
+        if not newline:
+            return None
+        self.came = rest
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 class Pair:
@@ -63,6 +73,7 @@ class Pair:
         self._ends: dict[int, _Control] = {}
         self._exits = contextlib.ExitStack()
         self._folder = Path()
+        self._grace = END
 
     def __enter__(self) -> Self:
         folder = tempfile.TemporaryDirectory(prefix="aiocomm-", ignore_cleanup_errors=True)
@@ -70,6 +81,7 @@ class Pair:
         try:
             self._start()
         except BaseException:
+            self._grace = AFTER_FAILURE
             self.close()
             raise
         return self
@@ -88,16 +100,19 @@ class Pair:
         for end in self._ends.values():
             with contextlib.suppress(OSError):  # why will be seen in what it said before
                 end.socket.sendall(line)
-        answers = self._collect(time.monotonic() + ANSWER)
+        try:
+            answers = self._read(list(self._ends.values()), time.monotonic() + ANSWER)
+        except BaseException:
+            self._grace = AFTER_FAILURE
+            raise
         return float(answers[-1 if do == "stream" else 0]["seconds"])
 
     def close(self) -> None:
         """Hang up, wait, and kill what is left. Idempotent."""
         for end in self._ends.values():
-            end.file.close()
             end.socket.close()
         self._ends = {}
-        deadline = time.monotonic() + END
+        deadline = time.monotonic() + self._grace
         while _alive(self._processes) or list(marked(self._mark)):
             if time.monotonic() > deadline:
                 for pid in marked(self._mark):
@@ -117,15 +132,15 @@ class Pair:
             found: dict[int, _Control] = {}
             while len(found) < self.line.processes:
                 with contextlib.suppress(TimeoutError):
-                    connection = server.accept()[0]
-                    end = _Control(connection, connection.makefile("rb"))
-                    found[self._answer(end, deadline)["rank"]] = end
+                    end = _Control(server.accept()[0])
+                    self._exits.callback(end.socket.close)
+                    found[self._read([end], deadline)[0]["rank"]] = end
                 if any(process.poll() is not None for process in self._processes):
                     raise PeerFailed(f"did not start: {self._last_words()}")
                 if time.monotonic() > deadline:
                     raise PeerFailed(f"did not start in {START:g} s: {self._last_words()}")
         self._ends = dict(sorted(found.items()))
-        self._collect(deadline)
+        self._read(list(self._ends.values()), deadline)  # they are connected to each other
 
     def _launch(self) -> None:
         with open(self._folder / "output", "wb") as output:
@@ -141,23 +156,25 @@ class Pair:
                 )
                 self._processes.append(process)
 
-    def _collect(self, deadline: float) -> list[dict[str, Any]]:
-        return [self._answer(end, deadline) for end in self._ends.values()]
-
-    def _answer(self, end: _Control, deadline: float) -> dict[str, Any]:
-        end.socket.settimeout(max(0.1, deadline - time.monotonic()))
-        try:
-            line = end.file.readline()
-        except TimeoutError:
-            raise PeerFailed(f"no answer in time: {self._last_words()}") from None
-        except OSError as error:
-            raise PeerFailed(f"gone: {error}") from None
-        if not line:
-            raise PeerFailed(f"ended: {self._last_words()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise PeerFailed(answer["error"])
-        return answer
+    def _read(self, ends: Sequence[_Control], deadline: float) -> list[dict[str, Any]]:
+        """The next answer of each; the first complaint ends it, whoever else is still at it."""
+        answers: dict[_Control, dict[str, Any]] = {}
+        while True:
+            for end in ends:
+                if end not in answers and (answer := end.take()) is not None:
+                    if "error" in answer:
+                        raise PeerFailed(answer["error"])
+                    answers[end] = answer
+            waiting = {end.socket: end for end in ends if end not in answers}
+            if not waiting:
+                return [answers[end] for end in ends]
+            ready = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))[0]
+            if not ready:
+                raise PeerFailed(f"no answer in time: {self._last_words()}")
+            for one in ready:
+                waiting[one].came += (data := _receive(one))
+                if not data:
+                    raise PeerFailed(f"ended: {self._last_words()}")
 
     def _last_words(self) -> str:
         lines = (self._folder / "output").read_text(errors="replace").strip().splitlines()
@@ -199,3 +216,10 @@ def _environment(mark: str) -> dict[str, str]:
     # Ray's workers do not start where they are told to, and must find this package too.
     places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(places)}
+
+
+def _receive(one: socket.socket) -> bytes:
+    try:
+        return one.recv(1 << 16)
+    except ConnectionError:
+        return b""
