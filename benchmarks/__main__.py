@@ -29,7 +29,7 @@ NAMES = ("latency", "throughput", "tensors", "weights", "lag", "pending", "group
 
 def main() -> int:
     """Run the benchmarks that the command line names."""
-    arguments = _arguments()
+    arguments = read(sys.argv[1:])
     console, errors = Console(), Console(stderr=True)
     here = machine()
     console.print(in_words(here), highlight=False)
@@ -79,7 +79,8 @@ def run(
     return [outcome for name in names for outcome in found[name]], scores
 
 
-def _arguments() -> argparse.Namespace:
+def read(words: Sequence[str]) -> argparse.Namespace:
+    """The command line; leaves with status 2 when it cannot be."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
@@ -93,7 +94,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables and bars there")
     parser.add_argument("--picture", metavar="FILE", help="draw the throughput as a PNG there")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     unknown = [name for name in arguments.names if name not in NAMES]
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}")

@@ -53,7 +53,7 @@ def main() -> None:
     if rank == "mpi":
         from mpi4py import MPI
 
-        rank = MPI.COMM_WORLD.Get_rank()
+        rank = str(MPI.COMM_WORLD.Get_rank())
     torch.set_num_threads(1)
     # What the imports made is never garbage; one look through it takes 60 ms, whoever is measured.
     gc.collect()

@@ -76,7 +76,7 @@ LINES = (
     Line(
         name="Dask comm",
         module="dask",
-        needs=("distributed", "msgpack"),
+        needs=("distributed",),
         install="pip install distributed",
     ),
     Line(

@@ -20,24 +20,38 @@ if TYPE_CHECKING:
     import torch
 
 
+EARLY = 1 << 16
+
+
 class Wire(asyncio.BufferedProtocol):
-    """Fills the buffers it was given, and reads nothing while it has none."""
+    """Fills the buffers it was given, and stops reading while it has none.
+
+    uvloop starts to read after ``connection_made``, whatever that says: the few bytes that may come
+    before the first buffer are kept.
+    """
 
     def __init__(self) -> None:
         self.transport: Any = None
         self._views: deque[memoryview] = deque()
+        self._spare = memoryview(bytearray(EARLY))
+        self._early = 0
         self._filled: Callable[[], None] = lambda: None
         self.connected = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        transport.pause_reading()
         self.connected.set_result(None)
 
     def fill(self, views: list[memoryview], filled: Callable[[], None]) -> None:
         """Read into these, then call that."""
         self._views.extend(views)
         self._filled = filled
+        while self._early and self._views:
+            count = min(self._early, len(self._views[0]))
+            self._views[0][:count] = self._spare[:count]
+            self._early -= count
+            self._spare[: self._early] = bytes(self._spare[count : count + self._early])
+            self._advance(count)
         if not self.transport.is_reading():
             self.transport.resume_reading()
 
@@ -48,9 +62,16 @@ class Wire(asyncio.BufferedProtocol):
         await done
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._views[0]
+        return self._views[0] if self._views else self._spare[self._early :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._views:
+            self._advance(nbytes)
+        else:
+            self._early += nbytes
+            self.transport.pause_reading()
+
+    def _advance(self, nbytes: int) -> None:
         rest = self._views[0][nbytes:]
         if rest:
             self._views[0] = rest
