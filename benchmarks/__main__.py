@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ NAMES = ("latency", "throughput", "tensors", "weights", "lag", "pending", "group
 def main() -> int:
     """Run the benchmarks that the command line names."""
     arguments = read(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # peers end in order
     console, errors = Console(), Console(stderr=True)
     here = machine()
     console.print(in_words(here), highlight=False)

@@ -31,7 +31,7 @@ def plan(settings: Settings) -> Plan:
         Cell(f"{tensors:,}", "exchange", {"payload": f"tensors:{tensors}:{NBYTES}", "count": count})
         for tensors, count in (QUICK if settings.quick else COUNTS).items()
     ]
-    return Plan(cells, 1 if settings.quick else 7)
+    return Plan(cells, 1 if settings.quick else 5)
 
 
 def slopes(scores: Scores, line: str, counts: list[int]) -> dict[str, float]:

@@ -43,7 +43,7 @@ def plan(settings: Settings) -> Plan:
         Cell(size_name(size), "stream", {"size": size, "count": count})
         for size, count in sizes(settings).items()
     ]
-    return Plan(cells, 2 if settings.quick else 9)
+    return Plan(cells, 2 if settings.quick else 7)
 
 
 def rates(scores: Scores, settings: Settings) -> dict[str, dict[int, float]]:

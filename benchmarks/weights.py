@@ -21,7 +21,7 @@ def plan(settings: Settings) -> Plan:
     """One cell."""
     count = 1 if settings.quick else 2
     cell = Cell("ms", "exchange", {"payload": "weights", "count": count})
-    return Plan([cell], 1 if settings.quick else 7)
+    return Plan([cell], 1 if settings.quick else 5)
 
 
 def report(scores: Scores, settings: Settings) -> Outcome:

@@ -16,11 +16,12 @@ MEMBERS = ("bench:0", "bench:1")
 
 
 class Peer(End):
-    """Variants: none, ``gloo``, ``shared``."""
+    """Variants: none, ``shared`` for tensors of ``empty_shared``, or a route to pin."""
 
     async def open(self) -> None:
         self._exits = AsyncExitStack()
-        options = aiocomm.Options(route="gloo") if self.variant == "gloo" else aiocomm.Options()
+        route = None if self.variant in ("", "shared") else self.variant
+        options = aiocomm.Options(route=route)
         board = await self._board()
         self._collective = await self._exits.enter_async_context(
             aiocomm.open(MEMBERS[self.rank], store=board, options=options)
