@@ -43,8 +43,6 @@ def main() -> int:
         errors.print(f"{time.monotonic() - start:5.0f} s  {text}", highlight=False, style="dim")
 
     outcomes, scores = run(names, settings, chosen(arguments.peers), say)
-    for outcome in outcomes:
-        outcome.show(console)
     if arguments.json:
         write_json(arguments.json, here, outcomes)
     if arguments.markdown:
@@ -54,6 +52,8 @@ def main() -> int:
         from .throughput import rates
 
         draw(arguments.picture, rates(scores["throughput"], settings), in_words(here))
+    for outcome in outcomes:
+        outcome.show(console)
     return 0 if all(outcome.met for outcome in outcomes) else 1
 
 
