@@ -9,43 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 import aiocomm
 from aiocomm.demo.figures import median
 
-from .harness import MEMBERS, Outcome, folder, ratios, run_pair
+from .harness import MEMBERS, folder, run_pair
+from .outcome import Outcome, ratios
+from .peers.gloo import bare, bare_group
 
 if TYPE_CHECKING:
     from aiocomm import Collective, CollectiveGroup
+
+    from .harness import Settings
 
 MIB = 1 << 20
 SIZES = {1 * MIB: 64, 16 * MIB: 16, 256 * MIB: 3}
 """Tensors per round, by size."""
 
 BAR = 0.95
-
-
-def bare_group(path: str, rank: int) -> Any:
-    """A Gloo process group of two over loopback, with a file to meet at."""
-    backend: Any = dist.ProcessGroupGloo  # torch's stubs lack most of it
-    options = backend._Options()
-    options._devices = [backend.create_device(hostname="127.0.0.1")]
-    options._timeout = timedelta(seconds=60)
-    return backend(FileStore(path, 2), rank, 2, options)
-
-
-def bare(gloo: Any, tensors: list[torch.Tensor]) -> None:
-    """Broadcast each from rank 0; blocks."""
-    works = [gloo.broadcast(tensor, 0) for tensor in tensors]
-    for work in works:
-        work.wait()
 
 
 async def ours(group: CollectiveGroup, rank: int, tensors: list[torch.Tensor]) -> None:
@@ -85,14 +70,16 @@ async def _meet(group: CollectiveGroup) -> None:
     await group.recv()
 
 
-def run(*, quick: bool = False) -> Outcome:
+def run(settings: Settings) -> Outcome:
     """Measure; the bar is the ratio of the rates from 1 MiB up."""
     outcome = Outcome(
         "stream of CPU tensors over the gloo route (uvloop)",
         ("size", "bare GB/s", "aiocomm GB/s", "x bare"),
     )
     with folder() as path:
-        results = run_pair(main, path, 2 if quick else 9, options=aiocomm.Options(route="gloo"))
+        results = run_pair(
+            main, path, 2 if settings.quick else 9, options=aiocomm.Options(route="gloo")
+        )
     (_, sent), (found, _) = results
     for size, count in SIZES.items():
         seconds = found[size]
@@ -103,6 +90,6 @@ def run(*, quick: bool = False) -> Outcome:
             (name, f"{rates['bare']:.2f}", f"{rates['aiocomm']:.2f}", f"{ratio:.2f}")
         )
         outcome.figures[name] = {"seconds": seconds, "x bare": ratio}
-        outcome.bar(f"{name}: at least {BAR} x bare Gloo: {ratio:.2f} x", ratio >= BAR)
+        outcome.at_least(f"gloo route, {name}, of bare Gloo", ratio, BAR)
     outcome.bar(f"carried by the gloo route: {', '.join(sent)}", set(sent) <= {"gloo", "link"})
     return outcome

@@ -1,4 +1,4 @@
-"""Two worker processes for a benchmark, and the tables and files that its figures end in.
+"""Two worker processes for a benchmark of aiocomm alone, and the machine that all run on.
 
 Both processes have a runtime open, and an event loop of the wanted kind. Differs from
 ``aiocomm.run_local`` in that the loop and the options can be chosen, which users have no need to.
@@ -10,26 +10,23 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
-import json
+import importlib.metadata
 import multiprocessing
 import os
 import platform
+import re
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from rich.table import Table
 
 import aiocomm
-from aiocomm.demo.figures import median
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 NAME = "bench"
 MEMBERS = (f"{NAME}:0", f"{NAME}:1")
@@ -92,6 +89,11 @@ def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
     return asyncio.new_event_loop
 
 
+def threads() -> int:
+    """Native threads of this process."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 @contextmanager
 def folder() -> Iterator[str]:
     """A path for sockets and files of one benchmark; short, as Unix sockets need it."""
@@ -99,59 +101,32 @@ def folder() -> Iterator[str]:
         yield path
 
 
-@dataclass
-class Outcome:
-    """What a benchmark came to: a table, the raw figures, and whether each bar was met."""
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line asks of every benchmark."""
 
-    name: str
-    columns: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
-    bars: list[tuple[str, bool]] = field(default_factory=list)
-
-    def bar(self, text: str, met: bool) -> None:
-        """Note a bar, and whether it was met."""
-        self.bars.append((text, met))
-
-    @property
-    def met(self) -> bool:
-        """Whether all bars were."""
-        return all(met for _, met in self.bars)
-
-    def show(self, console: Console) -> None:
-        """Print table and bars."""
-        table = Table(title=self.name)
-        for number, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if number else "left")
-        for row in self.rows:
-            table.add_row(*row)
-        console.print(table)
-        for text, met in self.bars:
-            console.print(f"  {'met ' if met else 'MISSED'}: {text}", highlight=False)
-
-    def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
-        bars = [{"bar": text, "met": met} for text, met in self.bars]
-        return {"name": self.name, "figures": self.figures, "bars": bars}
+    quick: bool = False
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures come from."""
+    """Where the figures come from, and when."""
     return {
-        "cpus": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "processor": _read("/proc/cpuinfo", r"model name\s*: (.*)"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "load": round(os.getloadavg()[0], 2),
+        "Linux": platform.release(),
+        "Python": platform.python_version(),
         "torch": torch.__version__,
+        "uvloop": importlib.metadata.version("uvloop"),
         "aiocomm": aiocomm.__version__,
     }
 
 
-def write(path: str, outcomes: Sequence[Outcome]) -> None:
-    """All outcomes and the machine as one JSON file."""
-    content = {"machine": machine(), "benchmarks": [each.as_json() for each in outcomes]}
-    Path(path).write_text(json.dumps(content, indent=2) + "\n")
-
-
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median of the ratios of neighbouring rounds."""
-    return median([a / b for a, b in zip(ours, theirs, strict=True)])
+def _read(path: str, pattern: str) -> str:
+    try:
+        found = re.search(pattern, Path(path).read_text())
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.machine()

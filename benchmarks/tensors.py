@@ -1,117 +1,73 @@
-"""What a tensor costs in a message of many: round trips of 1 to 10,000 tensors of 1 KiB.
+"""Round trips of a dict of small tensors, from one to ten thousand of 1 KiB, through every peer.
 
-Two processes, everything on, the same structure every time as in a training loop. Each tensor goes
-there and back, so its cost is half of a round trip's by the number of tensors: packing, the copy
-into a transfer, the wire, and rebuilding. What a message costs by itself, the round trip of one
-tensor, is subtracted; what is left should grow as the number does. The last column is the time of
-the CPU that both ends take of it without wire and loop, the best of the rounds.
+What one more tensor costs is the slope between two counts; where it stays the same the cost is
+linear.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import torch
-
-from aiocomm.demo.figures import median
-from aiocomm.packing import gather, plan, scatter, sizes_of
-from aiocomm.payload import assemble, pack
-from aiocomm.payload_table import read_object
-
-from .harness import MEMBERS, Outcome, run_pair
+from .contest import Cell, Plan
+from .peers.lines import OURS
 
 if TYPE_CHECKING:
-    from aiocomm import Collective
+    from .contest import Scores
+    from .harness import Settings
+    from .outcome import Outcome
 
-COUNTS = (1, 10, 100, 1000, 10_000)
-MOST = 2e-3
-"""Seconds that the round trip of a dict of 200 tensors may take."""
-BENT = 2.0
-"""How much more a tensor may cost among 10,000 than among 1,000."""
-
-
-@dataclass
-class Batch:
-    """What a user's class might be."""
-
-    step: int
-    tensors: list[torch.Tensor]
+NBYTES = 1024
+JUDGED = 200
+COUNTS = {1: 100, 10: 50, 100: 20, JUDGED: 10, 1_000: 3, 10_000: 1}
+"""Round trips in a round, by tensors in the dict."""
+QUICK = {1: 20, 10: 10, JUDGED: 4, 1_000: 1}
+OF_MPI, OF_RLINF = 3.0, 20.0
 
 
-def message(form: str, count: int) -> Any:
-    """So many tensors of 1 KiB in one object."""
-    tensors = [torch.full((16, 16), float(number)) for number in range(count)]
-    named = {f"layers.{number}.weight": tensor for number, tensor in enumerate(tensors)}
-    forms = {
-        "dict": named,
-        "list": tensors,
-        "nested": {"step": 17, "weights": named},
-        "dataclass": Batch(17, tensors),
-    }
-    return forms[form]
+def plan(settings: Settings) -> Plan:
+    """A cell for each number of tensors."""
+    cells = [
+        Cell(f"{tensors:,}", "exchange", {"payload": f"tensors:{tensors}:{NBYTES}", "count": count})
+        for tensors, count in (QUICK if settings.quick else COUNTS).items()
+    ]
+    return Plan(cells, 1 if settings.quick else 5)
 
 
-FORMS = ("dict", "list", "nested", "dataclass")
+def slopes(scores: Scores, line: str, counts: list[int]) -> dict[str, float]:
+    """Seconds that one more tensor adds to a round trip, between neighbouring counts."""
+    found = {}
+    for few, many in pairwise(counts):
+        less, more = scores.median(f"{few:,}", line), scores.median(f"{many:,}", line)
+        if less is not None and more is not None:
+            found[f"{few:,} to {many:,}"] = (more - less) / (many - few)
+    return found
 
 
-def alone(form: str, count: int, rounds: int) -> float:
-    """Seconds that both ends work on a message whose structure is known, the best of the rounds."""
-    obj, took = message(form, count), []
-    table = read_object(pack(obj).meta)
-    for _ in range(rounds + 2):
-        start = time.thread_time()
-        packed = pack(obj)
-        blocks = plan(sizes_of(packed.buffers))
-        staged = gather(blocks, packed.buffers)
-        stream = packed.meta[packed.structure :] if table.has_values else table.stream
-        assemble(table, stream, scatter(blocks, staged, table.sizes))
-        took.append(time.thread_time() - start)
-    return min(took)
-
-
-async def main(collective: Collective, rank: int, plan: list[tuple[str, int, int]]) -> Any:
-    """Rank 0 measures the round trips of the plan, rank 1 echoes; seconds by form and count."""
-    group = collective.create_collective_group(MEMBERS)
-    seconds: dict[str, dict[int, float]] = {}
-    for form, count, rounds in plan:
-        if rank == 1:
-            for _ in range(rounds + 2):
-                await group.send(await group.recv())
-            continue
-        obj, took = message(form, count), []
-        for _ in range(rounds + 2):
-            start = time.perf_counter()
-            await group.send(obj)
-            await group.recv()
-            took.append(time.perf_counter() - start)
-        seconds.setdefault(form, {})[count] = median(took[2:])
-    return seconds
-
-
-def run(*, quick: bool = False) -> Outcome:
-    """Measure; the bars are on the dict of 200 and on how straight the line is."""
-    counts = (1, 10, 100) if quick else COUNTS
-    rounds = 5 if quick else 30
-    plan = [(form, count, rounds) for form in FORMS for count in counts]
-    seconds = run_pair(main, [*plan, ("dict", 200, rounds * 3)])[0]
-    outcome = Outcome(
-        "cost of a tensor of 1 KiB in a message, each way (us)",
-        ("form", "message of 1", *(f"{count:,}" for count in counts[1:]), "both ends alone"),
+def report(scores: Scores, settings: Settings) -> Outcome:
+    """Milliseconds by number of tensors, and the slope at the end."""
+    cells = plan(settings).cells
+    outcome = scores.table(
+        f"round trip of a dict of float32 tensors of {NBYTES} bytes, ms (and times aiocomm's)",
+        cells,
+        lambda _, seconds: f"{seconds * 1e3:.3g}",
+        compared=[f"{JUDGED:,}"],
     )
-    for form in FORMS:
-        one = seconds[form][1]
-        each = {n: (seconds[form][n] - one) / 2 / (n - 1) * 1e6 for n in counts[1:]}
-        both = alone(form, counts[-1], rounds) / counts[-1] * 1e6
-        line = (f"{one / 2 * 1e6:.0f}", *(f"{us:.2f}" for us in each.values()), f"{both:.2f}")
-        outcome.rows.append((form, *line))
-        outcome.figures[form] = {"seconds": seconds[form], "us per tensor": each, "alone": both}
-        if not quick:
-            bent = each[10_000] / each[1000]
-            text = f"{form}: a tensor among 10,000 costs at most {BENT} x one among 1,000"
-            outcome.bar(f"{text}: {bent:.2f} x", bent <= BENT)
-    took = seconds["dict"][200]
-    outcome.figures["dict of 200, seconds"] = took
-    outcome.bar(f"dict of 200 and back in at most {MOST * 1e3} ms: {took * 1e3:.2f}", took <= MOST)
+    counts = [count for count in (QUICK if settings.quick else COUNTS) if count != JUDGED]
+    found = {line.name: slopes(scores, line.name, counts) for line in scores.lines}
+    outcome.figures["seconds per tensor"] = found
+    last = [f"{few:,} to {many:,}" for few, many in pairwise(counts)][-2:]
+    outcome.columns = (*outcome.columns, *(f"us each, {each}" for each in last))
+    outcome.rows = [
+        (*row, *(_micro(found[row[0].splitlines()[0]].get(each)) for each in last))
+        for row in outcome.rows
+    ]
+    name = f"{JUDGED:,}"
+    what = f"dict of {JUDGED} tensors, round trip"
+    outcome.at_most(f"{what}, of mpi4py's", scores.ratio(name, OURS, "mpi4py"), OF_MPI)
+    outcome.at_least(f"{what}, RLinf's of aiocomm's", scores.ratio(name, "RLinf", OURS), OF_RLINF)
     return outcome
+
+
+def _micro(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.1f}"
