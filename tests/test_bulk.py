@@ -318,7 +318,7 @@ async def test_chunks_and_grants_reach_the_link_route(monkeypatch: pytest.Monkey
     await wire.carry()
     sender, receiver = await opening, wire.second.opened[0]
     block, into = torch.arange(9, dtype=torch.uint8), torch.zeros(9, dtype=torch.uint8)
-    moves = [sender.send([block]), receiver.receive([into])]
+    moves = [sender.send_blocks([block]), receiver.receive([into])]
     await wire.carry()
     await asyncio.gather(*moves)
     assert torch.equal(block, into)

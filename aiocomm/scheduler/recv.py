@@ -159,8 +159,11 @@ class RecvLane:
                 f"the peer sent message {frame.sequence} where {self._order.expected} was due"
             )
         envelope = Envelope.read(frame.head)
-        if envelope.bulk and self._route is None:
-            raise ProtocolError("the peer sends bulk, and no route was agreed on")
+        if envelope.bulk:
+            if self._route is None:
+                raise ProtocolError("the peer sends bulk, and no route was agreed on")
+            if frame.body:
+                self._route.announced(frame.body)
         arrival, size = Arrival.of(envelope, frame.body, self._schemas)
         message = Incoming(arrival, frame.sequence, size, envelope.charge, envelope.bulk)
         # recv_tensor brings memory of its own, which spares a copy: worth a moment's wait.

@@ -225,8 +225,11 @@ class SendLane:
         route = self._route
         assert route is not None
         head = self._schemas.head(packed, entry.charge, bulk=True)
-        link.send(ENVELOPE, entry.sequence, head)
-        moved = route.send(staged, lend=packed.kind is not Kind.TENSOR)
+        moved = route.send(
+            staged,
+            envelope=lambda body: link.send(ENVELOPE, entry.sequence, head, body),
+            lend=packed.kind is not Kind.TENSOR,
+        )
         self._moving[entry] = moved
         moved.add_done_callback(lambda future: self._transferred(entry, route.name, future))
         return self._order.started(entry)

@@ -19,7 +19,7 @@ from ..errors import ClosedError, PeerLostError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
@@ -280,17 +280,28 @@ class SendingRoute(Route, Protocol):
     def stage(self, buffers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What ``send`` is to be given for a message of these buffers. Any thread may call it."""
 
-    def send(self, staged: Sequence[torch.Tensor], *, lend: bool) -> asyncio.Future[None]:
+    def send(
+        self, staged: Sequence[torch.Tensor], *, envelope: Callable[[bytes], None], lend: bool
+    ) -> asyncio.Future[None]:
         """Send one message; done when its buffers are the caller's again.
 
         Args:
             staged: what ``stage`` made of its buffers.
+            envelope: sends its envelope, with some bytes for ``announced`` in it. Called once,
+                before anything else of this message goes out.
             lend: the receiver has no memory for it, and may be lent the route's own.
         """
 
 
 class ReceivingRoute(Route, Protocol):
     """The end that receives, in the order of the calls."""
+
+    def announced(self, body: bytes) -> None:
+        """What the peer's end put into the envelope of a message, before anybody asks for it.
+
+        Raises:
+            ProtocolError: it cannot have.
+        """
 
     def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
         """Take the next message, which has a single buffer, into the caller's memory."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from ..errors import ProtocolError
 from ..packing import allocate, gather, plan, scatter, sizes_of, staged_bytes
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
@@ -38,6 +39,17 @@ class BlockRoute(ABC):
         """Bytes that ``stage`` copies."""
         return staged_bytes(plan(sizes_of(buffers)))
 
+    def send(
+        self, staged: Sequence[torch.Tensor], *, envelope: Callable[[bytes], None], lend: bool
+    ) -> asyncio.Future[None]:
+        """Send the blocks of one message, right behind its envelope."""
+        envelope(b"")
+        return self.send_blocks(staged)
+
+    def announced(self, body: bytes) -> None:
+        """Raises: ProtocolError: no sender of this kind puts anything into an envelope."""
+        raise ProtocolError("the peer's envelope holds bytes that its route has no use for")
+
     def fetch(self, sizes: Sequence[int]) -> tuple[Sequence[torch.Tensor], asyncio.Future[None]]:
         """Receive buffers of these sizes into fresh memory."""
         blocks = plan(sizes)
@@ -47,6 +59,10 @@ class BlockRoute(ABC):
     def discard(self, sizes: Sequence[int]) -> asyncio.Future[None]:
         """Drain a message whose buffers have these sizes."""
         return self.discard_blocks([block.nbytes for block in plan(sizes)])
+
+    @abstractmethod
+    def send_blocks(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
+        """Send blocks; done when they are the caller's again."""
 
     @abstractmethod
     def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:

@@ -194,11 +194,11 @@ class GlooRoute(BlockRoute):
 
     # Moving bytes
 
-    def send(self, staged: Sequence[torch.Tensor], *, lend: bool = False) -> asyncio.Future[None]:
+    def send_blocks(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
         """Queue blocks; the order of calls is the order on the wire. Never blocks.
 
         Args:
-            staged: uint8, 1-D, contiguous, CPU; any sizes, of which the peer must know.
+            blocks: uint8, 1-D, contiguous, CPU; any sizes, of which the peer must know.
 
         Returns:
             A future that completes when the buffers are free; with RouteError when the route
@@ -208,10 +208,10 @@ class GlooRoute(BlockRoute):
         """
         if not self.sending:
             raise UsageError(f"{self!r} cannot send")
-        return self._queue(staged, [block.numel() for block in staged])
+        return self._queue(blocks, [block.numel() for block in blocks])
 
     def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
-        """Fill blocks with what the peer sends next, sizes alike. Otherwise as ``send``."""
+        """Fill blocks with what the peer sends next, sizes alike. Otherwise as ``send_blocks``."""
         if self.sending:
             raise UsageError(f"{self!r} cannot receive")
         return self._queue(blocks, [block.numel() for block in blocks])

@@ -68,12 +68,12 @@ class StreamRoute(BlockRoute):
         Cancellation: has no effect.
         """
 
-    def send(self, staged: Sequence[torch.Tensor], *, lend: bool = False) -> asyncio.Future[None]:
+    def send_blocks(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
         """Send 1-D uint8 CPU blocks; done when all bytes are with the link.
 
         Cancellation: the bytes go out all the same.
         """
-        job = self._enter(staged, sum(block.numel() for block in staged))
+        job = self._enter(blocks, sum(block.numel() for block in blocks))
         if self._pump is None and self._jobs:
             self._pump = self._loop.create_task(self._run())
         return job.done

@@ -70,10 +70,10 @@ class FakeRoute(BlockRoute):
         self.moves.append(Move(blocks, list(sizes), asyncio.get_running_loop().create_future()))
         return self.moves[-1].future
 
-    def send(self, blocks: Sequence[torch.Tensor], *, lend: bool = False) -> asyncio.Future[None]:
+    def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
         return self._move(blocks, [block.numel() for block in blocks])
 
-    receive = send
+    send_blocks = receive
 
     def discard_blocks(self, sizes: Sequence[int]) -> asyncio.Future[None]:
         return self._move((), sizes)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from aiocomm.errors import ProtocolError
 from aiocomm.packing import LARGE, plan
 from aiocomm.transport.blocks import BlockRoute
 
@@ -20,6 +21,10 @@ class Route(BlockRoute):
         self.drained: list[list[int]] = []
 
     def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
+        self.blocks.append(blocks)
+        return asyncio.get_running_loop().create_future()
+
+    def send_blocks(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:
         self.blocks.append(blocks)
         return asyncio.get_running_loop().create_future()
 
@@ -63,3 +68,12 @@ def test_a_single_buffer_is_not_copied() -> None:
     route, tensor = Route(), torch.zeros(5, dtype=torch.uint8)
     assert route.staged_bytes([tensor]) == 0
     assert route.stage([tensor])[0].data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.asyncio
+async def test_the_envelope_goes_first_and_holds_nothing() -> None:
+    route, told = Route(), []
+    route.send(message(), envelope=lambda body: told.append((body, len(route.blocks))), lend=True)
+    assert told == [(b"", 0)]
+    with pytest.raises(ProtocolError, match="no use for"):
+        route.announced(b"x")

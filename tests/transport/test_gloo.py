@@ -27,7 +27,7 @@ class TestTransfers:
         blocks = noise(1, 0, 63, 4096, MIB + 1, 0)
         buffers = like(blocks)
         async with opened() as (sender, receiver):
-            await asyncio.gather(sender.send(blocks), receiver.receive(buffers))
+            await asyncio.gather(sender.send_blocks(blocks), receiver.receive(buffers))
         assert same(blocks, buffers)
 
     @pytest.mark.asyncio
@@ -37,7 +37,7 @@ class TestTransfers:
         blocks = noise(size, 1, size)
         buffers = like(blocks)
         async with opened() as (sender, receiver):
-            await asyncio.gather(sender.send(blocks), receiver.receive(buffers))
+            await asyncio.gather(sender.send_blocks(blocks), receiver.receive(buffers))
         assert same(blocks, buffers)
 
     @pytest.mark.asyncio
@@ -45,7 +45,7 @@ class TestTransfers:
         blocks = noise(gloo_transfer.CHUNK + 1)
         buffers = like(blocks)
         async with opened() as (sender, receiver):
-            await asyncio.gather(sender.send(blocks), receiver.receive(buffers))
+            await asyncio.gather(sender.send_blocks(blocks), receiver.receive(buffers))
         assert same(blocks, buffers)
 
     @pytest.mark.asyncio
@@ -53,7 +53,7 @@ class TestTransfers:
         messages = [noise(size, size + 1) for size in range(1, 200)]
         buffers = [like(message) for message in messages]
         async with opened() as (sender, receiver):
-            sent = [sender.send(message) for message in messages]
+            sent = [sender.send_blocks(message) for message in messages]
             received = [receiver.receive(buffer) for buffer in buffers]
             await asyncio.gather(*sent, *received)
         assert all(map(same, messages, buffers))
@@ -61,8 +61,8 @@ class TestTransfers:
     @pytest.mark.asyncio
     async def test_nothing_but_empty_blocks_is_done_in_its_turn(self):
         async with opened() as (sender, receiver):
-            first, empty = sender.send(noise(MIB)), sender.send(noise(0, 0))
-            none, last = sender.send([]), sender.send(noise(3))
+            first, empty = sender.send_blocks(noise(MIB)), sender.send_blocks(noise(0, 0))
+            none, last = sender.send_blocks([]), sender.send_blocks(noise(3))
             for sizes in ([MIB], [0, 0], [], [3]):
                 await receiver.discard_blocks(sizes)
             await asyncio.gather(first, empty, none, last)
@@ -74,7 +74,7 @@ class TestTransfers:
         kept = noise(2500)
         buffers = like(kept)
         async with opened() as (sender, receiver):
-            sent = [sender.send(noise(*sizes)), sender.send(kept)]
+            sent = [sender.send_blocks(noise(*sizes)), sender.send_blocks(kept)]
             await asyncio.gather(receiver.discard_blocks(sizes), receiver.receive(buffers), *sent)
         assert same(kept, buffers)
 
@@ -92,7 +92,7 @@ class TestTransfers:
 
         async with opened() as (sender, receiver):
             monkeypatch.setattr(gloo_pair.GlooPair, "broadcast", counting)
-            sent = sender.send(noise(100_000))
+            sent = sender.send_blocks(noise(100_000))
             assert most == 0  # the receiver has said nothing yet
             drained = receiver.discard_blocks([100_000])
             assert receiver._chunks == gloo.WINDOW_CHUNKS
@@ -114,7 +114,7 @@ class TestTransfers:
     async def test_only_its_own_direction(self):
         async with opened() as (sender, receiver):
             with pytest.raises(UsageError):
-                receiver.send(noise(1))
+                receiver.send_blocks(noise(1))
             with pytest.raises(UsageError):
                 sender.receive(noise(1))
             with pytest.raises(UsageError):
@@ -129,7 +129,7 @@ async def discard_much(stage: Stage) -> int:
     count, size = 10, gloo_transfer.CHUNK
     async with staged(stage, "a>b", stage.rank == 0) as route:
         if stage.rank == 0:
-            await route.send([torch.ones(size, dtype=torch.uint8)] * count)
+            await route.send_blocks([torch.ones(size, dtype=torch.uint8)] * count)
             return 0
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         await route.discard_blocks([size] * count)
@@ -142,7 +142,7 @@ class TestPace:
         async with opened() as (sender, receiver):
             received = [receiver.receive([block]) for block in noise(1000, MIB)]
             # One grant for both, of which the sender takes one: the second stalls.
-            await asyncio.wait_for(asyncio.gather(sender.send(noise(1000)), received[0]), 10)
+            await asyncio.wait_for(asyncio.gather(sender.send_blocks(noise(1000)), received[0]), 10)
             assert not received[1].done()
 
     @pytest.mark.asyncio
@@ -159,7 +159,7 @@ class TestPace:
         monkeypatch.setattr(gloo, "ANNOUNCE_LATE", 60.0)
         async with opened() as (sender, receiver):
             received = [receiver.receive(noise(MIB)) for _ in range(16)]
-            await asyncio.gather(*(sender.send(noise(MIB)) for _ in range(16)), *received)
+            await asyncio.gather(*(sender.send_blocks(noise(MIB)) for _ in range(16)), *received)
         # Of 32; those that one of the two threads overtook come on top.
         assert announced < 24
 
@@ -171,7 +171,7 @@ class TestOwnership:
         expected = [block.clone() for block in blocks]
         buffers = like(blocks)
         async with opened() as (sender, receiver):
-            sender.send(blocks).cancel()
+            sender.send_blocks(blocks).cancel()
             gone = weakref.ref(blocks[0])
             del blocks
             gc.collect()
@@ -186,7 +186,9 @@ class TestOwnership:
             buffers = like(noise(10))
             received = receiver.receive(buffers)
             wanted = noise(10)
-            await asyncio.gather(sender.send(noise(MIB)), sender.send(wanted), received)
+            await asyncio.gather(
+                sender.send_blocks(noise(MIB)), sender.send_blocks(wanted), received
+            )
         assert same(wanted, buffers)
 
     @pytest.mark.asyncio
@@ -194,7 +196,7 @@ class TestOwnership:
         async with opened() as (sender, receiver):
             blocks, buffers = noise(MIB, 5), noise(MIB, 5)
             refs = [weakref.ref(each) for each in (*blocks, *buffers)]
-            await asyncio.gather(sender.send(blocks), receiver.receive(buffers))
+            await asyncio.gather(sender.send_blocks(blocks), receiver.receive(buffers))
             del blocks, buffers
             await until(lambda: not any(ref() is not None for ref in refs))
 
@@ -233,7 +235,7 @@ class TestSever:
     async def test_unmatched_operations_fail_soon(self, sending):
         async with opened() as both:
             route = both[0] if sending else both[1]
-            start = route.send if sending else route.receive
+            start = route.send_blocks if sending else route.receive
             pending = [start(noise(MIB)) for _ in range(gloo.WINDOW_CHUNKS + 3)]
             started = time.monotonic()
             route.sever()
@@ -262,7 +264,7 @@ class TestSever:
         buffers = like(blocks)
         async with opened() as (sender, receiver):
             received = receiver.receive(buffers)
-            await sender.send(blocks)
+            await sender.send_blocks(blocks)
             if end == "sever":
                 sender.sever()
             await sender.aclose()
@@ -282,16 +284,16 @@ class TestSever:
     async def test_not_open_yet(self):
         route = make("a>b", True)
         with pytest.raises(RouteError, match="not open"):
-            await route.send(noise(1))
+            await route.send_blocks(noise(1))
 
     @pytest.mark.tight
     @pytest.mark.asyncio
     async def test_nothing_is_left(self):
         async with opened() as (sender, receiver):
-            pending = sender.send(noise(MIB))
+            pending = sender.send_blocks(noise(MIB))
             await receiver.discard_blocks([MIB])
             await pending
-            pending = sender.send(noise(MIB))
+            pending = sender.send_blocks(noise(MIB))
             assert "pending=1" in repr(sender)
         with pytest.raises(RouteError):
             await pending

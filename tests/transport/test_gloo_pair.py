@@ -125,7 +125,7 @@ class TestOpen:
         await route.aclose()
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
         async with opened() as (sender, receiver):
-            await asyncio.gather(sender.send(noise(3)), receiver.discard_blocks([3]))
+            await asyncio.gather(sender.send_blocks(noise(3)), receiver.discard_blocks([3]))
 
     @pytest.mark.asyncio
     async def test_many_at_once(self):
@@ -157,7 +157,7 @@ async def ring(stage: Stage) -> int:
 
 async def ring_send(stage: Stage, label: str) -> None:
     async with staged(stage, label, True) as route:
-        await route.send([torch.full((1000,), stage.rank, dtype=torch.uint8)])
+        await route.send_blocks([torch.full((1000,), stage.rank, dtype=torch.uint8)])
 
 
 async def ring_receive(stage: Stage, label: str) -> int:
@@ -201,7 +201,7 @@ async def stream_for_ever(stage: Stage, sending: bool) -> None:
     async with staged(stage, "a>b", sending) as route:
         buffer = torch.ones(SIZE, dtype=torch.uint8)
         while True:
-            await (route.send([buffer]) if sending else route.receive([buffer]))
+            await (route.send_blocks([buffer]) if sending else route.receive([buffer]))
 
 
 async def sever_in_the_middle(stage: Stage, sending: bool) -> float:
@@ -236,7 +236,7 @@ async def leave(stage: Stage, how: str) -> None:
     route.deliver(*await stage.wait("a>b/False/0"))
     await opening
     route.deliver(*await stage.wait("a>b/False/1"))  # ready
-    pending = route.send([torch.frombuffer(bytearray(SIZE), dtype=torch.uint8)])
+    pending = route.send_blocks([torch.frombuffer(bytearray(SIZE), dtype=torch.uint8)])
     if how == "never closed":
         _kept.append((route, pending))
 

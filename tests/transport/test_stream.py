@@ -118,7 +118,7 @@ async def test_blocks_arrive_as_they_went(way: str, sizes: list[int]) -> None:
     async with routes(way) as (sender, receiver):
         blocks, into = [ramp(size, size) for size in sizes], blank(*sizes)
         received = receiver.receive(into)
-        await sender.send(blocks)
+        await sender.send_blocks(blocks)
         await received
         assert all(map(torch.equal, blocks, into))
 
@@ -127,10 +127,11 @@ async def test_blocks_arrive_as_they_went(way: str, sizes: list[int]) -> None:
 async def test_messages_of_any_size_keep_their_order_whoever_comes_first(way: str) -> None:
     sizes = [5, 2 * CHUNK, 0, 1, CHUNK, 70_000]
     async with routes(way) as (sender, receiver):
-        sent = [sender.send([ramp(size, number)]) for number, size in enumerate(sizes[:3])]
+        sent = [sender.send_blocks([ramp(size, number)]) for number, size in enumerate(sizes[:3])]
         into = [blank(size) for size in sizes]
         received = [receiver.receive(blocks) for blocks in into]
-        sent += [sender.send([ramp(size, 3 + number)]) for number, size in enumerate(sizes[3:])]
+        for number, size in enumerate(sizes[3:], start=3):
+            sent.append(sender.send_blocks([ramp(size, number)]))
         await asyncio.gather(*sent, *received)
         for number, (blocks, size) in enumerate(zip(into, sizes, strict=True)):
             assert torch.equal(blocks[0], ramp(size, number))
@@ -144,9 +145,9 @@ async def test_a_discarded_message_takes_nothing_of_its_neighbours(way: str) -> 
             receiver.receive(first),
             receiver.discard_blocks([3 * CHUNK, 0, 17]),
             receiver.receive(third),
-            sender.send([ramp(10)]),
-            sender.send([ramp(3 * CHUNK), *blank(0), ramp(17)]),
-            sender.send([ramp(20, 9)]),
+            sender.send_blocks([ramp(10)]),
+            sender.send_blocks([ramp(3 * CHUNK), *blank(0), ramp(17)]),
+            sender.send_blocks([ramp(20, 9)]),
         ]
         await asyncio.gather(*ends)
         assert torch.equal(first[0], ramp(10))
@@ -156,8 +157,8 @@ async def test_a_discarded_message_takes_nothing_of_its_neighbours(way: str) -> 
 @each_way
 async def test_severed_in_the_middle_both_ends_fail(way: str) -> None:
     async with routes(way) as (sender, receiver):
-        sent = sender.send([ramp(64 * CHUNK)])
-        behind = sender.send([ramp(1)])
+        sent = sender.send_blocks([ramp(64 * CHUNK)])
+        behind = sender.send_blocks([ramp(1)])
         received = receiver.receive(blank(64 * CHUNK))
         while not receiver._jobs[0].moved:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -169,7 +170,7 @@ async def test_severed_in_the_middle_both_ends_fail(way: str) -> None:
             with pytest.raises(RouteError, match="the link route was severed"):
                 await each
         for each in (
-            sender.send([ramp(1)]),
+            sender.send_blocks([ramp(1)]),
             receiver.receive(blank(1)),
             receiver.discard_blocks([1]),
         ):
@@ -180,7 +181,7 @@ async def test_severed_in_the_middle_both_ends_fail(way: str) -> None:
 
 async def test_nothing_leaves_before_the_receiver_has_memory() -> None:
     link, route = fake(sending=True)
-    first, second = route.send([ramp(2)]), route.send([ramp(3)])
+    first, second = route.send_blocks([ramp(2)]), route.send_blocks([ramp(3)])
     await turns()
     assert link.frames == []
     route.grant_received(GRANT)
@@ -197,7 +198,7 @@ async def test_nothing_leaves_before_the_receiver_has_memory() -> None:
 async def test_a_congested_link_holds_the_chunks_back() -> None:
     link, route = fake(sending=True)
     link.room.clear()
-    sent = route.send([ramp(3 * CHUNK)])
+    sent = route.send_blocks([ramp(3 * CHUNK)])
     route.grant_received(GRANT)
     await turns()
     assert link.frames == []
@@ -209,7 +210,7 @@ async def test_a_congested_link_holds_the_chunks_back() -> None:
 
 async def test_a_link_that_takes_everything_does_not_hold_the_loop() -> None:
     link, route = fake(sending=True)
-    sent = route.send([ramp(20 * CHUNK)])
+    sent = route.send_blocks([ramp(20 * CHUNK)])
     route.grant_received(GRANT)
     seen: list[int] = []
     while not sent.done():
@@ -222,7 +223,7 @@ async def test_a_link_that_takes_everything_does_not_hold_the_loop() -> None:
 async def test_what_was_sent_may_change_afterwards() -> None:
     link, route = fake(sending=True)
     block = ramp(4)
-    sent = route.send([block])
+    sent = route.send_blocks([block])
     route.grant_received(GRANT)
     await sent
     block.zero_()
@@ -266,7 +267,7 @@ async def test_grants_that_nobody_asked_for_are_refused() -> None:
     _, route = fake(sending=True)
     with pytest.raises(ProtocolError, match="grants a message that was not announced"):
         route.grant_received(GRANT)
-    sent = route.send([ramp(2 * CHUNK)])
+    sent = route.send_blocks([ramp(2 * CHUNK)])
     route.grant_received(GRANT)
     await turns(2)
     assert not sent.done()
@@ -281,7 +282,7 @@ async def test_grants_that_nobody_asked_for_are_refused() -> None:
 
 async def test_a_link_that_goes_down_fails_what_is_sent() -> None:
     link, route = fake(sending=True)
-    sent, behind = route.send([ramp(9 * CHUNK)]), route.send([ramp(1)])
+    sent, behind = route.send_blocks([ramp(9 * CHUNK)]), route.send_blocks([ramp(1)])
     route.grant_received(GRANT)
     await turns(4)
     link.lose()
@@ -304,7 +305,7 @@ async def test_a_link_that_is_down_fails_what_is_received() -> None:
 
 async def test_cancelled_futures_move_all_the_same() -> None:
     link, sender = fake(sending=True)
-    sent = sender.send([ramp(2)])
+    sent = sender.send_blocks([ramp(2)])
     sent.cancel()
     sender.grant_received(GRANT)
     await turns()
@@ -315,6 +316,6 @@ async def test_cancelled_futures_move_all_the_same() -> None:
     receiver.chunk_received(chunk(b"ab"))
     assert into[0].tolist() == [*b"ab"]
     for route in (sender, receiver):
-        pending = route.receive(blank(1)) if route is receiver else route.send([ramp(1)])
+        pending = route.receive(blank(1)) if route is receiver else route.send_blocks([ramp(1)])
         pending.cancel()
         await route.aclose()

@@ -153,6 +153,10 @@ class ShmReceiver:
         """
         return self._enter(Inbound(lay_out(sizes)[1], self._loop.create_future()))
 
+    def announced(self, body: bytes) -> None:
+        """The first piece of a message, which came in its envelope; see ``chunk_received``."""
+        self._piece_received(body)
+
     def chunk_received(self, frame: Frame) -> None:
         """The next piece.
 
@@ -160,9 +164,12 @@ class ShmReceiver:
             ProtocolError: it does not lie where the peer says, or is more than was announced.
             RouteError: its memory cannot be mapped.
         """
+        self._piece_received(frame.head)
+
+    def _piece_received(self, head: bytes) -> None:
         if self._error is not None:
             return
-        piece = Piece.unpack(frame.head)
+        piece = Piece.unpack(head)
         if piece.op is Op.FORGET:
             segment = self._segments.pop(piece.segment, None)
             if segment is not None:
@@ -210,33 +217,28 @@ class ShmReceiver:
             self._take(job, piece, start, number)
 
     def _take(self, job: Inbound, piece: Piece, start: int, number: int) -> None:
-        if not job.blocks:
-            self._give_back(number, piece)
-            self._settle(job)
-            return
-        if job.buffers is not None and self._keep(job, piece, start, number):
+        if job.buffers is not None and job.blocks and self._keep(job, piece, start, number):
             return
         address = self._segments[piece.segment].address + piece.offset
         try:
             ranges = job.ranges(start, start + piece.nbytes, address)
         except (MemoryError, RuntimeError) as error:
             self._no_memory(job, error)
-            self._give_back(number, piece)
-            self._settle(job)
-            return
-        if job.total <= COPY_LIMIT and not self._copies.busy:
-            copy(ranges)
-            self._give_back(number, piece)
-            self._settle(job)
-            return
-        job.open += 1
+            ranges = []
 
         def copied() -> None:
             job.open -= 1
             self._give_back(number, piece)
             self._settle(job)
 
-        self._copies.submit(ranges, copied)
+        job.open += 1
+        if not ranges:
+            copied()
+        elif job.total <= COPY_LIMIT and not self._copies.busy:
+            copy(ranges)
+            copied()
+        else:
+            self._copies.submit(ranges, copied)
 
     def _keep(self, job: Inbound, piece: Piece, start: int, number: int) -> bool:
         """Make tensors over the piece itself; False where it is to be copied."""

@@ -88,6 +88,7 @@ class ShmSender:
         self._jobs: deque[Outbound] = deque()  # with bytes left to announce
         self._open: dict[Outbound, None] = {}  # not done
         self._pieces = 0
+        self._envelope: Callable[[bytes], None] | None = None
         self._out: dict[int, Callable[[], None]] = {}  # what to do when a piece comes back
         self._segments = RING_NUMBER + 1
         # Shared memory that the peer has: its number, and who is told when it goes.
@@ -140,7 +141,9 @@ class ShmSender:
         """The buffers themselves."""
         return buffers
 
-    def send(self, staged: Sequence[torch.Tensor], *, lend: bool) -> asyncio.Future[None]:
+    def send(
+        self, staged: Sequence[torch.Tensor], *, envelope: Callable[[bytes], None], lend: bool
+    ) -> asyncio.Future[None]:
         """Send 1-D uint8 CPU buffers as one message.
 
         Done when they are copied; those in shared memory, when the peer has copied or mapped them.
@@ -154,6 +157,10 @@ class ShmSender:
             if size
         ]
         job = Outbound(staged, parts, total, self._loop.create_future(), lend)
+        if self._jobs or self._copies.busy or self._error is not None or not total:
+            envelope(b"")
+        else:
+            self._envelope = envelope  # until something of this message is announced
         if self._error is not None:
             job.done.set_exception(self._refusal())
         elif not total:
@@ -162,6 +169,9 @@ class ShmSender:
             self._open[job] = None
             self._jobs.append(job)
             self._pump()
+        if self._envelope is not None:
+            self._envelope = None
+            envelope(b"")
         return job.done
 
     def _pump(self) -> None:
@@ -247,7 +257,11 @@ class ShmSender:
     def _announce(self, piece: Piece, back: Callable[[], None]) -> None:
         self._out[self._pieces] = back
         self._pieces += 1
-        self._tell(piece)
+        envelope, self._envelope = self._envelope, None
+        if envelope is not None:
+            envelope(piece.pack())
+        else:
+            self._tell(piece)
 
     def _tell(self, piece: Piece) -> None:
         try:

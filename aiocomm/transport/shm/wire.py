@@ -6,7 +6,8 @@ While it opens, in STORE frames::
     sender    ring      bytes of the ring (segment 0, which lies in the mailbox by now), and bytes
                         that the receiver may keep lent at a time
 
-Then the sender says in CHUNK frames, one piece a frame: op, segment, offset, bytes::
+Then the sender says in CHUNK frames, one piece a frame: op, segment, offset, bytes; the first piece
+of a message may come in the envelope instead, whose body is empty otherwise::
 
     COPY    the next bytes of the message at work lie there: take them, then give them back
     LEND    the whole message lies there: take it or keep it, give it back when it is not used

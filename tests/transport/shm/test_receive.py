@@ -43,10 +43,10 @@ async def test_messages_of_every_kind_come_in_order(first: str, shm_bytes: int) 
 
         def send() -> None:
             for number, size in enumerate(SIZES):
-                sent.append(both.sender.send([ramp(size, number)], lend=False))
+                sent.append(both.send([ramp(size, number)], lend=False))
                 message = [ramp(size, number + 1), blank(0), ramp(7), ramp(LARGE, number)]
-                sent.append(both.sender.send(message, lend=True))
-                sent.append(both.sender.send(message, lend=True))
+                sent.append(both.send(message, lend=True))
+                sent.append(both.send(message, lend=True))
 
         def receive() -> None:
             for buffer in buffers:
@@ -70,7 +70,7 @@ async def test_messages_of_every_kind_come_in_order(first: str, shm_bytes: int) 
 
 
 async def lend(both: Ends, nbytes: int, start: int = 0) -> torch.Tensor:
-    sent = both.sender.send([ramp(nbytes, start)], lend=True)
+    sent = both.send([ramp(nbytes, start)], lend=True)
     buffers, received = both.receiver.fetch([nbytes])
     await both.run(sent, received)
     (buffer,) = buffers
@@ -128,7 +128,7 @@ async def test_an_aliased_tensor_is_the_senders_own() -> None:
     async with ends() as both:
         view = REGISTRY.make(2 * LARGE, aliased=True)
         ours = torch.frombuffer(view, dtype=torch.uint8)
-        sent = both.sender.send([ramp(5), ours[LARGE:], ramp(LARGE)], lend=True)
+        sent = both.send([ramp(5), ours[LARGE:], ramp(LARGE)], lend=True)
         buffers, received = both.receiver.fetch([5, LARGE, LARGE])
         await both.run(sent, received)
         ours[LARGE] = 7
@@ -138,7 +138,7 @@ async def test_an_aliased_tensor_is_the_senders_own() -> None:
         assert buffers[0].equal(ramp(5))
         assert buffers[2].equal(ramp(LARGE))
         into = blank(2 * LARGE)
-        await both.run(both.sender.send([ours], lend=False), both.receiver.receive([into]))
+        await both.run(both.send([ours], lend=False), both.receiver.receive([into]))
         assert into.equal(ours)
         into[0] = 100
         assert ours[0] == 0
@@ -146,7 +146,7 @@ async def test_an_aliased_tensor_is_the_senders_own() -> None:
 
 async def test_what_nobody_asked_for_waits_in_the_ring() -> None:
     async with ends(2 * MIB) as both:
-        sent = [both.sender.send([ramp(MIB, number)], lend=False) for number in range(2)]
+        sent = [both.send([ramp(MIB, number)], lend=False) for number in range(2)]
         both.carry()
         assert [each.done() for each in sent] == [True, False]
         assert given_back(both) == []
@@ -158,7 +158,7 @@ async def test_what_nobody_asked_for_waits_in_the_ring() -> None:
 async def test_small_pieces_are_given_back_together() -> None:
     async with ends(512 * 1024) as both:  # a ring of 256 KiB
         for number in range(8):
-            both.sender.send([ramp(16 * 1024)], lend=False)
+            both.send([ramp(16 * 1024)], lend=False)
             received = both.receiver.receive([blank(16 * 1024)])
             both.carry(back=False)
             assert received.done()
@@ -172,7 +172,7 @@ async def test_no_memory_fails_that_message_and_no_other(monkeypatch: pytest.Mon
         def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-        sent = [both.sender.send([ramp(2 * MIB)], lend=True) for _ in range(2)]
+        sent = [both.send([ramp(2 * MIB)], lend=True) for _ in range(2)]
         _, failed = both.receiver.fetch([2 * MIB])
         monkeypatch.setattr(torch, "empty", empty)
         while not failed.done():
@@ -213,7 +213,7 @@ async def test_forgetting_what_was_never_known_is_nothing() -> None:
 
 async def test_severing_fails_what_is_pending_once_nothing_is_written() -> None:
     async with ends() as both:
-        both.sender.send([ramp(8 * MIB)], lend=False)
+        both.send([ramp(8 * MIB)], lend=False)
         buffer = blank(8 * MIB)
         received = both.receiver.receive([buffer])
         later = both.receiver.fetch([10])[1]
@@ -232,7 +232,7 @@ async def test_severing_fails_what_is_pending_once_nothing_is_written() -> None:
 async def test_a_link_that_is_down_is_left_to_the_group() -> None:
     async with ends(512 * 1024) as both:
         both.theirs.down = PeerLostError("gone")
-        both.sender.send([ramp(256 * 1024)], lend=False)
+        both.send([ramp(256 * 1024)], lend=False)
         received = both.receiver.receive([blank(256 * 1024)])
         both.carry()
         await received
@@ -251,8 +251,8 @@ async def test_only_a_ring_is_delivered() -> None:
 async def test_without_the_peer_whole_messages_can_still_be_taken() -> None:
     async with ends(8 * MIB) as both:
         for size in (100, 300_000):
-            both.sender.send([ramp(size)], lend=False)
-        torn = both.sender.send([ramp(5 * MIB)], lend=False)  # more than the ring takes
+            both.send([ramp(size)], lend=False)
+        torn = both.send([ramp(5 * MIB)], lend=False)  # more than the ring takes
         while len(both.ours.sent) < 5:  # noqa: ASYNC110
             await asyncio.sleep(0)
         both.carry(back=False)
@@ -266,7 +266,7 @@ async def test_without_the_peer_whole_messages_can_still_be_taken() -> None:
 
 async def test_without_the_peer_a_message_of_parts_fails_once_nothing_is_written() -> None:
     async with ends(8 * MIB) as both:
-        both.sender.send([ramp(5 * MIB)], lend=False)
+        both.send([ramp(5 * MIB)], lend=False)
         received = both.receiver.receive([blank(5 * MIB)])
         while not both.receiver._copies.busy:
             both.carry(back=False)

@@ -38,14 +38,14 @@ def shared(size: int, *, aliased: bool = False) -> torch.Tensor:
 
 async def test_a_small_message_is_announced_and_done_at_once() -> None:
     async with ends() as both:
-        sent = both.sender.send([ramp(100), ramp(7)], lend=True)
+        sent = both.send([ramp(100), ramp(7)], lend=True)
         assert sent.done()
         assert pieces(both) == [Piece(Op.COPY, RING_NUMBER, 0, 128 + 7)]
 
 
 async def test_a_large_one_goes_in_four_pieces_of_the_ring() -> None:
     async with ends(8 * MIB) as both:  # a ring of 4 MiB
-        sent = both.sender.send([ramp(6 * MIB)], lend=False)
+        sent = both.send([ramp(6 * MIB)], lend=False)
         assert not sent.done()
         while len(both.ours.sent) < 4:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -60,18 +60,18 @@ async def test_a_large_one_goes_in_four_pieces_of_the_ring() -> None:
 
 async def test_what_the_receiver_has_no_memory_for_is_lent_whole() -> None:
     async with ends() as both:
-        await both.sender.send([ramp(COPY_LIMIT), ramp(5)], lend=True)
+        await both.send([ramp(COPY_LIMIT), ramp(5)], lend=True)
         assert pieces(both) == [Piece(Op.LEND, 1, 0, COPY_LIMIT + 5)]
-        await both.sender.send([ramp(COPY_LIMIT), ramp(5)], lend=True)
+        await both.send([ramp(COPY_LIMIT), ramp(5)], lend=True)
         assert pieces(both)[1].segment == 2
         both.sender.grant_received(grant(0))
-        await both.sender.send([ramp(COPY_LIMIT), ramp(9)], lend=True)
+        await both.send([ramp(COPY_LIMIT), ramp(9)], lend=True)
         assert pieces(both)[2] == Piece(Op.LEND, 1, 0, COPY_LIMIT + 9)
 
 
 async def test_a_message_larger_than_the_pool_goes_through_the_ring() -> None:
     async with ends(16 * 1024) as both:
-        assert not both.sender.send([ramp(COPY_LIMIT + 1)], lend=True).done()
+        assert not both.send([ramp(COPY_LIMIT + 1)], lend=True).done()
         while not pieces(both):  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert {piece.op for piece in pieces(both)} == {Op.COPY}
@@ -79,9 +79,9 @@ async def test_a_message_larger_than_the_pool_goes_through_the_ring() -> None:
 
 async def test_nobody_overtakes_a_message_that_waits() -> None:
     async with ends(2 * MIB) as both:  # a ring of 1 MiB
-        first = both.sender.send([ramp(MIB)], lend=False)
-        second = both.sender.send([ramp(100)], lend=False)
-        third = both.sender.send([ramp(10)], lend=False)
+        first = both.send([ramp(MIB)], lend=False)
+        second = both.send([ramp(100)], lend=False)
+        third = both.send([ramp(10)], lend=False)
         assert (first.done(), second.done(), third.done()) == (True, False, False)
         both.sender.grant_received(grant(0))
         assert second.done()
@@ -96,7 +96,7 @@ async def test_shared_memory_is_not_copied_and_is_the_callers_when_it_comes_back
     async with ends() as both:
         tensor = shared(2 * LARGE, aliased=aliased)
         part = tensor[LARGE:]
-        sent = both.sender.send([ramp(5), part, ramp(9)], lend=True)
+        sent = both.send([ramp(5), part, ramp(9)], lend=True)
         op = Op.ALIAS if aliased else Op.COPY
         assert pieces(both) == [
             Piece(Op.COPY, RING_NUMBER, 0, 64),  # what it is followed by is aligned
@@ -107,20 +107,20 @@ async def test_shared_memory_is_not_copied_and_is_the_callers_when_it_comes_back
         assert not sent.done()
         both.sender.grant_received(grant(1))
         assert sent.done()
-        both.sender.send([tensor], lend=False)
+        both.send([tensor], lend=False)
         assert pieces(both)[-1] == Piece(op, 1, 0, 2 * LARGE)  # handed over once
 
 
 async def test_small_parts_of_shared_memory_are_copied_like_any_other() -> None:
     async with ends() as both:
-        assert both.sender.send([shared(LARGE)[1:]], lend=True).done()
+        assert both.send([shared(LARGE)[1:]], lend=True).done()
         assert pieces(both)[0].segment == RING_NUMBER
 
 
 async def test_the_peer_hears_when_shared_memory_goes_out_of_use() -> None:
     async with ends() as both:
         tensor = shared(LARGE)
-        sent = both.sender.send([tensor], lend=False)
+        sent = both.send([tensor], lend=False)
         received = both.receiver.receive([blank(LARGE)])
         await both.run(sent, received)
         del tensor
@@ -135,7 +135,7 @@ async def test_the_peer_hears_when_shared_memory_goes_out_of_use() -> None:
 async def test_a_closed_route_is_not_watched_by_memory_that_lives_on() -> None:
     tensor = shared(LARGE)
     async with ends() as both:
-        both.sender.send([tensor], lend=False)
+        both.send([tensor], lend=False)
         found = REGISTRY.find(tensor.data_ptr(), 1)
         assert found is not None
         assert len(found[0].watchers) == 1
@@ -149,7 +149,7 @@ async def test_without_another_segment_the_ring_serves(monkeypatch: pytest.Monke
             raise RouteError("none left")
 
         monkeypatch.setattr(Segment, "create", create)
-        await both.sender.send([ramp(2 * MIB)], lend=True)
+        await both.send([ramp(2 * MIB)], lend=True)
         assert {piece.op for piece in pieces(both)} == {Op.COPY}
 
 
@@ -162,14 +162,14 @@ async def test_shared_memory_that_cannot_be_handed_over_is_copied(
             raise RouteError("the mailbox is full")
 
         monkeypatch.setattr(Courier, "send", refuse)
-        assert both.sender.send([shared(LARGE)], lend=False).done()
+        assert both.send([shared(LARGE)], lend=False).done()
         assert pieces(both)[0].segment == RING_NUMBER
 
 
 async def test_what_is_idle_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send_module, "IDLE", 0.01)
     async with ends() as both:
-        await both.sender.send([ramp(2 * MIB)], lend=True)
+        await both.send([ramp(2 * MIB)], lend=True)
         both.sender.grant_received(grant(0))
         while pieces(both)[-1].op is not Op.FORGET:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -180,34 +180,35 @@ async def test_what_is_idle_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("numbers", [(1,), (0, 0), (2**64 - 1,)])
 async def test_what_the_peer_does_not_have_it_cannot_give_back(numbers: tuple[int, ...]) -> None:
     async with ends() as both:
-        both.sender.send([ramp(5)], lend=False)
+        both.send([ramp(5)], lend=False)
         with pytest.raises(ProtocolError, match="does not have"):
             both.sender.grant_received(grant(*numbers))
 
 
 async def test_severing_fails_what_is_pending_once_nothing_is_read() -> None:
     async with ends() as both:
-        sent = both.sender.send([ramp(8 * MIB)], lend=False)
+        sent = both.send([ramp(8 * MIB)], lend=False)
         both.sender.sever()
         both.sender.sever()
         assert not sent.done()  # its memory is being copied
         with pytest.raises(RouteError, match="severed"):
             await sent
         with pytest.raises(RouteError, match="severed"):
-            await both.sender.send([ramp(1)], lend=False)
+            await both.send([ramp(1)], lend=False)
         both.sender.grant_received(grant(77))  # late
 
 
 async def test_a_link_that_is_down_is_left_to_the_group() -> None:
     async with ends() as both:
         both.ours.down = PeerLostError("gone")
-        await both.sender.send([ramp(10)], lend=False)
-        await both.sender.send([ramp(2 * MIB)], lend=True)
+        with pytest.raises(PeerLostError):
+            both.send([ramp(10)], lend=False)  # the envelope itself
+        await both.sender.send([ramp(2 * MIB)], envelope=lambda body: None, lend=True)
 
 
 async def test_an_empty_message_is_done_and_says_nothing() -> None:
     async with ends() as both:
-        assert both.sender.send([blank(0)], lend=True).done()
+        assert both.send([blank(0)], lend=True).done()
         assert both.receiver.receive([blank(0)]).done()
         buffers, fetched = both.receiver.fetch([0, 0])
         assert fetched.done()
@@ -248,3 +249,20 @@ async def test_only_a_mailbox_is_delivered() -> None:
     with pytest.raises(ProtocolError, match="no usable name"):
         await both.sender.open()
     await both.aclose()
+
+
+async def test_the_first_piece_rides_in_the_envelope_unless_another_message_is_before_it() -> None:
+    async with ends(2 * MIB) as both:  # a ring of 1 MiB
+        bodies: list[bytes] = []
+        for size in (100, MIB, 100, 0):
+            both.sender.send([ramp(size)], envelope=bodies.append, lend=False)
+        assert [len(body) for body in bodies] == [21, 21, 0, 0]
+        assert [Piece.unpack(body).nbytes for body in bodies[:2]] == [100, MIB // 4]
+        assert [piece.nbytes for piece in pieces(both)] == [MIB // 4] * 2
+        both.receiver.announced(bodies[0])
+        buffer = blank(100)
+        await both.receiver.receive([buffer])
+        assert buffer.equal(ramp(100))
+        large = both.sender.send([ramp(2 * MIB)], envelope=bodies.append, lend=True)
+        assert bodies[4] == b""
+        assert not large.done()
