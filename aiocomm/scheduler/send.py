@@ -85,8 +85,17 @@ class SendLane:
         work._packed = packed
         bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
-        work._entry = Outgoing(work, charge, bulk)
-        self._start(self._order.submit(work._entry))
+        entry = work._entry = Outgoing(work, charge, bulk)
+        link = self._link
+        if (
+            not bulk
+            and link is not None
+            and not link.in_process
+            and self._order.start_at_once(entry)
+        ):
+            self._send_inline(link, entry, packed)
+        else:
+            self._start(self._order.submit(entry))
 
     def cancelled(self, work: SendWork) -> None:
         """The caller cancelled its work."""
@@ -178,16 +187,27 @@ class SendLane:
                     if link.in_process:
                         following = self._hand_over(link, entry, packed)
                     elif not entry.slow:
-                        head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False)
-                        link.send(ENVELOPE, entry.sequence, head, inline(packed.buffers))
-                        self._sent(entry, "link")
+                        self._send_inline(link, entry, packed)
                     else:
                         following = self._start_bulk(link, entry, packed)
                 except AiocommError as error:
-                    # The link is down and about to say so to the group, which fails this lane then.
-                    log.debug("message %d was not sent: %s", entry.sequence, error)
+                    self._not_sent(entry, error)
                     return
             starts = following
+
+    def _not_sent(self, entry: Outgoing, error: AiocommError) -> None:
+        # The link is down and about to say so to the group, which fails this lane then.
+        log.debug("message %d was not sent: %s", entry.sequence, error)
+
+    def _send_inline(self, link: Link, entry: Outgoing, packed: Packed) -> None:
+        head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False)
+        body = inline(packed.buffers) if packed.buffers else b""
+        try:
+            link.send(ENVELOPE, entry.sequence, head, body)
+        except AiocommError as error:
+            self._not_sent(entry, error)
+            return
+        self._sent(entry, "link")
 
     def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
         buffers = packed.buffers
@@ -262,7 +282,8 @@ class SendLane:
         packed, work._packed = work._packed, None
         assert packed is not None
         self.traffic.count(route, entry.charge + (packed.nbytes if entry.slow else 0))
-        work._finish(None)
+        if not work.done():
+            work.set_result(None)
         self._order.finish(entry)
         if self._draining is not None:
             self._note_idle()
