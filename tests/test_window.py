@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from random import Random
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from aiocomm.entries import Credit, Deliver, IllegalTransition, Incoming, Outgoing, Post, State
+from aiocomm.entries import (
+    Credit,
+    Deliver,
+    IllegalTransition,
+    Incoming,
+    Outgoing,
+    Post,
+    Start,
+    State,
+)
 from aiocomm.ordering import RecvOrder, SendOrder
 
 
@@ -65,6 +75,45 @@ def test_nobody_overtakes_a_slow_start() -> None:
     assert (slow.state, behind.state) == (State.STARTED, State.QUEUED)
     assert order.finish(slow) == []  # not even when it has left already
     assert [start.message for start in order.started(slow)] == [behind]
+
+
+@pytest.mark.parametrize(
+    ("before", "charge"),
+    [
+        (lambda order: None, 1),
+        (lambda order: submit(order, 60), 40),
+        (lambda order: submit(order, 60), 41),
+        (lambda order: [submit(order) for _ in range(2)], 1),  # the window is full
+        (lambda order: [submit(order) for _ in range(3)], 1),  # somebody waits
+        (lambda order: submit(order, slow=True), 1),
+        (lambda order: order.finish(submit(order)), 1),
+    ],
+)
+def test_starting_at_once_is_submitting_to_an_empty_line(
+    before: Callable[[SendOrder], object], charge: int
+) -> None:
+    orders = [granted(2, 100) for _ in range(2)]
+    messages = [Outgoing(None, charge) for _ in orders]
+    for order in orders:
+        before(order)
+    as_it_was = repr(vars(orders[0])), repr(messages[0])
+    at_once = orders[0].start_at_once(messages[0])
+    if at_once:
+        assert [start.message for start in orders[1].submit(messages[1])] == [messages[1]]
+        assert repr(vars(orders[0])) == repr(vars(orders[1]))
+        assert repr(messages[0]) == repr(messages[1])
+    else:
+        assert (repr(vars(orders[0])), repr(messages[0])) == as_it_was
+        assert orders[1].submit(messages[1]) == []
+
+
+def test_nothing_starts_at_once_twice_or_after_the_end() -> None:
+    order = granted()
+    message = Outgoing(None)
+    assert order.start_at_once(message)
+    assert not order.start_at_once(message)
+    order.close()
+    assert not order.start_at_once(Outgoing(None))
 
 
 def test_close_returns_what_is_unfinished_in_order() -> None:
@@ -170,7 +219,11 @@ def test_two_ends_never_stop(charges: list[int], messages: int, nbytes: int, see
         step = seed.randrange(4)
         if step == 0 and calls:
             number = calls.pop(0)
-            start(sender.submit(Outgoing(number, charges[number])))
+            message = Outgoing(number, charges[number])
+            if sender.start_at_once(message):
+                start([Start(message)])
+            else:
+                start(sender.submit(message))
         elif step == 1 and posts:
             posts -= 1
             receive(receiver.post(Post(None)))

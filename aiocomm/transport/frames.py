@@ -6,8 +6,8 @@ bulk of a large one is never copied after the kernel. Everything that the peer d
 before memory is set aside for it.
 
 Between two reads nothing is left in the receive buffer, so decoders may share one: 256 idle links
-then cost one buffer and not 256. What is here of a small frame is copied out until the rest comes;
-for a larger one its own memory is made at once, and what is still to come is received into that.
+then cost one buffer and not 256. What is here of a frame is copied out until the rest comes; for a
+large one its own memory is made at once, and what is still to come is received into that.
 
 Rejected: collecting chunks and joining them (two copies of every large body); handing out
 ``bytearray`` (it may be resized under a reader, and ctypes does not take it as memory).
@@ -30,8 +30,11 @@ HEADER_SIZE = HEADER.size
 BUFFER_SIZE = 256 * 1024
 """Bytes of a receive buffer."""
 
-WAITS = 4096
-"""A frame of up to so many bytes waits for its rest as a copy, a larger one in its own memory."""
+WAITS = 128 * 1024
+"""A frame of up to so many bytes waits for its rest as a copy, a larger one in its own memory.
+
+Two copies of a part of 64 KiB cost less than one more read: with 4 KiB here, one-way messages of
+64 KB fell by 6 % (two cores, uvloop)."""
 
 _KINDS = {int(kind): kind for kind in FrameKind}
 
@@ -92,8 +95,8 @@ class Decoder:
 
     def __init__(self, memory: memoryview | None = None) -> None:
         self._view = receive_buffer() if memory is None else memory
-        self._rest = b""  # what is here of a small frame
-        self._frame: Frame | None = None  # a larger one, under way
+        self._rest = b""  # what is here of a frame that waits
+        self._frame: Frame | None = None  # a large one, under way
         self._bulk: list[memoryview] = []  # parts of it still to fill
         self._filled = 0  # of the first of these
         self.error: ProtocolError | None = None
