@@ -6,15 +6,15 @@ One row per outgoing message::
 
     state    event                                        next      action
     -------  -------------------------------------------  --------  ------------------------------
-    NEW      submit                                       QUEUED
-    NEW      start_at_once: nobody before it, credit      STARTED   none: the shell has it in hand
-             left, nobody starting (else it stays NEW)
     QUEUED   its turn, credit left, nobody starting       STARTED   Start (takes its sequence)
     QUEUED   cancel                                       GONE
     QUEUED   close                                        GONE      returned by close()
     STARTED  finish                                       GONE
     STARTED  cancel                                       STARTED   none: finishes unseen
     STARTED  close                                        GONE      returned by close()
+
+A message that could start and finish within its call takes no row: ``pass_through`` gives it its
+sequence, and it never stands in the line.
 
 An illegal event raises ``IllegalTransition`` and changes nothing. Rejected: credit for every
 message (a frame each), and a message that waits for room that the peer may never announce.
@@ -70,22 +70,27 @@ class SendOrder:
         """The unfinished message of that sequence number."""
         return self._started.get(sequence)
 
-    def start_at_once(self, message: Outgoing) -> bool:
-        """Start a message that need not queue; False, and nothing has happened, when it has to.
+    def pass_through(self, charge: int) -> int | None:
+        """A call of send whose message leaves at once: its sequence number.
 
-        The same as ``submit`` with the one Start that it returns, at a third of the cost.
+        The same as ``submit`` and ``finish``, at a fifth of the cost.
+
+        Returns:
+            None, and nothing has happened, when it has to stand in the line.
         """
         if (
             self._queue
             or self._messages <= 0
-            or message.charge > self._nbytes
+            or charge > self._nbytes
             or self._starting is not None
             or self.closed
-            or message.state is not NEW
         ):
-            return False
-        self._take(message)
-        return True
+            return None
+        sequence = self._sequence
+        self._sequence = sequence + 1
+        self._messages -= 1
+        self._nbytes -= charge
+        return sequence
 
     def submit(self, message: Outgoing) -> list[Start]:
         """A call of send: takes its place at the end of the line."""
@@ -156,19 +161,16 @@ class SendOrder:
             if message.charge > self._nbytes and self._owed():
                 break
             del queue[message]
-            self._take(message)
+            message.state = STARTED
+            message.sequence = self._sequence
+            self._sequence += 1
+            self._messages -= 1
+            self._nbytes -= message.charge
+            self._started[message.sequence] = message
+            if message.slow:
+                self._starting = message
             actions.append(Start(message))
         return actions
-
-    def _take(self, message: Outgoing) -> None:
-        message.state = STARTED
-        message.sequence = self._sequence
-        self._started[self._sequence] = message
-        self._sequence += 1
-        self._messages -= 1
-        self._nbytes -= message.charge
-        if message.slow:
-            self._starting = message
 
     def _owed(self) -> bool:
         """Whether credit is sure to come without another message being sent."""

@@ -89,31 +89,31 @@ def test_nobody_overtakes_a_slow_start() -> None:
         (lambda order: order.finish(submit(order)), 1),
     ],
 )
-def test_starting_at_once_is_submitting_to_an_empty_line(
+def test_passing_through_is_submitting_to_an_empty_line_and_finishing(
     before: Callable[[SendOrder], object], charge: int
 ) -> None:
-    orders = [granted(2, 100) for _ in range(2)]
-    messages = [Outgoing(None, charge) for _ in orders]
-    for order in orders:
+    passed, queued = granted(2, 100), granted(2, 100)
+    for order in (passed, queued):
         before(order)
-    as_it_was = repr(vars(orders[0])), repr(messages[0])
-    at_once = orders[0].start_at_once(messages[0])
-    if at_once:
-        assert [start.message for start in orders[1].submit(messages[1])] == [messages[1]]
-        assert repr(vars(orders[0])) == repr(vars(orders[1]))
-        assert repr(messages[0]) == repr(messages[1])
+    as_it_was = repr(vars(passed))
+    sequence = passed.pass_through(charge)
+    message = Outgoing(None, charge)
+    starts = queued.submit(message)
+    if sequence is None:
+        assert repr(vars(passed)) == as_it_was
+        assert starts == []
     else:
-        assert (repr(vars(orders[0])), repr(messages[0])) == as_it_was
-        assert orders[1].submit(messages[1]) == []
+        assert [start.message for start in starts] == [message]
+        assert sequence == message.sequence
+        queued.finish(message)
+        assert repr(vars(passed)) == repr(vars(queued))
 
 
-def test_nothing_starts_at_once_twice_or_after_the_end() -> None:
+def test_nothing_passes_through_after_the_end() -> None:
     order = granted()
-    message = Outgoing(None)
-    assert order.start_at_once(message)
-    assert not order.start_at_once(message)
+    assert order.pass_through(1) == 0
     order.close()
-    assert not order.start_at_once(Outgoing(None))
+    assert order.pass_through(1) is None
 
 
 def test_close_returns_what_is_unfinished_in_order() -> None:
@@ -220,16 +220,19 @@ def test_two_ends_never_stop(charges: list[int], messages: int, nbytes: int, see
         if step == 0 and calls:
             number = calls.pop(0)
             message = Outgoing(number, charges[number])
-            if sender.start_at_once(message):
-                start([Start(message)])
-            else:
+            sequence = sender.pass_through(message.charge)
+            if sequence is None:
                 start(sender.submit(message))
+            else:
+                message.sequence = sequence
+                start([Start(message)])
         elif step == 1 and posts:
             posts -= 1
             receive(receiver.post(Post(None)))
         elif step == 2 and wire:
             sent = wire.popleft()
-            sender.finish(sent)
+            if sent.state is State.STARTED:  # else it has passed through
+                sender.finish(sent)
             receive(
                 receiver.arrive(
                     Incoming(sent.owner, sent.sequence, sent.charge, sent.charge, False)

@@ -214,7 +214,8 @@ class RecvLane:
     def _deliver(self, action: Deliver) -> None:
         message = action.message
         arrival: Arrival = message.owner
-        work = self._release(action.post)
+        work: RecvWork = action.post.owner
+        action.post.owner = None  # as ``_release`` does
         try:
             if work._buffer is None:
                 value = arrival.rebuild()

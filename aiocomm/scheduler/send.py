@@ -78,24 +78,22 @@ class SendLane:
 
     def submit(self, work: SendWork, packed: Packed) -> None:
         """Put a message in line; it may have left when this returns."""
-        work._lane = self
         if self._error is not None:
             work._fail(self._error)
             return
-        work._packed = packed
         bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
-        entry = work._entry = Outgoing(work, charge, bulk)
         link = self._link
-        if (
-            not bulk
-            and link is not None
-            and not link.in_process
-            and self._order.start_at_once(entry)
-        ):
-            self._send_inline(link, entry, packed)
-        else:
-            self._start(self._order.submit(entry))
+        if not bulk and link is not None and not link.in_process:
+            sequence = self._order.pass_through(charge)
+            if sequence is not None and self._send_inline(link, sequence, packed, charge):
+                self.traffic.count("link", charge)
+                work._finish(None)
+                return
+        work._lane = self
+        work._packed = packed
+        work._entry = Outgoing(work, charge, bulk)
+        self._start(self._order.submit(work._entry))
 
     def cancelled(self, work: SendWork) -> None:
         """The caller cancelled its work."""
@@ -187,27 +185,29 @@ class SendLane:
                     if link.in_process:
                         following = self._hand_over(link, entry, packed)
                     elif not entry.slow:
-                        self._send_inline(link, entry, packed)
+                        if self._send_inline(link, entry.sequence, packed, entry.charge):
+                            self._sent(entry, "link")
                     else:
                         following = self._start_bulk(link, entry, packed)
                 except AiocommError as error:
-                    self._not_sent(entry, error)
+                    self._not_sent(entry.sequence, error)
                     return
             starts = following
 
-    def _not_sent(self, entry: Outgoing, error: AiocommError) -> None:
+    def _not_sent(self, sequence: int, error: AiocommError) -> None:
         # The link is down and about to say so to the group, which fails this lane then.
-        log.debug("message %d was not sent: %s", entry.sequence, error)
+        log.debug("message %d was not sent: %s", sequence, error)
 
-    def _send_inline(self, link: Link, entry: Outgoing, packed: Packed) -> None:
-        head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False)
+    def _send_inline(self, link: Link, sequence: int, packed: Packed, charge: int) -> bool:
+        """Send a message within its envelope; False when the link is down."""
+        head = envelope_head(packed.kind, packed.meta, charge, bulk=False)
         body = inline(packed.buffers) if packed.buffers else b""
         try:
-            link.send(ENVELOPE, entry.sequence, head, body)
+            link.send(ENVELOPE, sequence, head, body)
         except AiocommError as error:
-            self._not_sent(entry, error)
-            return
-        self._sent(entry, "link")
+            self._not_sent(sequence, error)
+            return False
+        return True
 
     def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
         buffers = packed.buffers

@@ -81,7 +81,7 @@ class RecvWork(AsyncWork[Any]):
             self._parked -= 1
         else:
             self._delivered = None
-        return _work_result(self)
+        return _work_result(self) if self._traceback is not None else _future_result(self)
 
     @property
     def _falls_with_its_branch(self) -> bool:
@@ -107,5 +107,6 @@ class RecvWork(AsyncWork[Any]):
 
 # As in ``handles/base.py``: these are on the path of every message.
 _work_await, _work_result = AsyncWork.__await__, AsyncWork.result
+_future_result = asyncio.Future.result
 
 _GIVEN_BACK = "cancelled; its message went to the next call of recv"
