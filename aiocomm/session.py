@@ -187,6 +187,9 @@ class Session:
             self._lose(failure)
         else:
             self.link_up(link)
+        finally:
+            # When the peer's own link came first, what ended this task holds a socket's remains.
+            self._connecting = None
 
     def peer_restarted(self) -> None:
         """A new life of the peer has dialled, before this side saw the old one end."""

@@ -13,6 +13,9 @@ One row per outgoing message::
     STARTED  cancel                                       STARTED   none: finishes unseen
     STARTED  close                                        GONE      returned by close()
 
+A message that could start and finish within its call takes no row: ``pass_through`` gives it its
+sequence, and it never stands in the line.
+
 An illegal event raises ``IllegalTransition`` and changes nothing. Rejected: credit for every
 message (a frame each), and a message that waits for room that the peer may never announce.
 """
@@ -66,6 +69,28 @@ class SendOrder:
     def started_with(self, sequence: int) -> Outgoing | None:
         """The unfinished message of that sequence number."""
         return self._started.get(sequence)
+
+    def pass_through(self, charge: int) -> int | None:
+        """A call of send whose message leaves at once: its sequence number.
+
+        The same as ``submit`` and ``finish``, at a fifth of the cost.
+
+        Returns:
+            None, and nothing has happened, when it has to stand in the line.
+        """
+        if (
+            self._queue
+            or self._messages <= 0
+            or charge > self._nbytes
+            or self._starting is not None
+            or self.closed
+        ):
+            return None
+        sequence = self._sequence
+        self._sequence = sequence + 1
+        self._messages -= 1
+        self._nbytes -= charge
+        return sequence
 
     def submit(self, message: Outgoing) -> list[Start]:
         """A call of send: takes its place at the end of the line."""

@@ -92,6 +92,32 @@ def test_arrival(bulk: bool, size: int, state: State) -> None:
     assert Shell().arrive(size=size, bulk=bulk).state is state
 
 
+@pytest.mark.parametrize("asked", ["obj", "tensor"])
+@pytest.mark.parametrize("buffer", [False, True])
+@pytest.mark.parametrize("size", [0, SMALL, LARGE])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_short_cut_comes_to_what_the_queue_does(
+    asked: str, buffer: bool, size: int, behind: int
+) -> None:
+    waited, queued = Shell(), Shell()
+    for _ in range(5):  # the credit of some is due
+        posts = [waited.post(asked, buffer=buffer) for _ in range(1 + behind)]
+        short = waited.arrive(size=size)
+        long = queued.arrive(size=size)
+        post = queued.post(asked, buffer=buffer)
+        assert (short.state, posts[0].state) == (long.state, post.state)
+        for shell in (waited, queued):
+            for move in [*shell.moves]:
+                shell.end(move.message)  # type: ignore[union-attr]
+        for post in posts[1:]:
+            waited.cancel(post)
+    assert waited.told == queued.told
+    ends = [snapshot(shell.order)[0] for shell in (waited, queued)]
+    for end in ends:
+        del end["_fits"]
+    assert ends[0] == ends[1]
+
+
 LEGAL = {
     "transferred": {"MOVING", "COPYING", "DROPPED"},
     "evacuated": {"LEAVING", "DROPPED"},

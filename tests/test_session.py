@@ -115,6 +115,13 @@ async def test_closing_a_group_that_was_never_used() -> None:
             await b.ready()
 
 
+async def test_nothing_is_left_of_the_dial_that_the_peer_overtook() -> None:
+    async with pair("link") as (a, b):
+        await ready(a, b)
+        sessions = [a._session, b._session]
+        await until(lambda: all(session._connecting is None for session in sessions))
+
+
 # --- goodbye ---
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from random import Random
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from aiocomm.entries import Credit, Deliver, IllegalTransition, Incoming, Outgoing, Post, State
+from aiocomm.entries import (
+    Credit,
+    Deliver,
+    IllegalTransition,
+    Incoming,
+    Outgoing,
+    Post,
+    Start,
+    State,
+)
 from aiocomm.ordering import RecvOrder, SendOrder
 
 
@@ -65,6 +75,45 @@ def test_nobody_overtakes_a_slow_start() -> None:
     assert (slow.state, behind.state) == (State.STARTED, State.QUEUED)
     assert order.finish(slow) == []  # not even when it has left already
     assert [start.message for start in order.started(slow)] == [behind]
+
+
+@pytest.mark.parametrize(
+    ("before", "charge"),
+    [
+        (lambda order: None, 1),
+        (lambda order: submit(order, 60), 40),
+        (lambda order: submit(order, 60), 41),
+        (lambda order: [submit(order) for _ in range(2)], 1),  # the window is full
+        (lambda order: [submit(order) for _ in range(3)], 1),  # somebody waits
+        (lambda order: submit(order, slow=True), 1),
+        (lambda order: order.finish(submit(order)), 1),
+    ],
+)
+def test_passing_through_is_submitting_to_an_empty_line_and_finishing(
+    before: Callable[[SendOrder], object], charge: int
+) -> None:
+    passed, queued = granted(2, 100), granted(2, 100)
+    for order in (passed, queued):
+        before(order)
+    as_it_was = repr(vars(passed))
+    sequence = passed.pass_through(charge)
+    message = Outgoing(None, charge)
+    starts = queued.submit(message)
+    if sequence is None:
+        assert repr(vars(passed)) == as_it_was
+        assert starts == []
+    else:
+        assert [start.message for start in starts] == [message]
+        assert sequence == message.sequence
+        queued.finish(message)
+        assert repr(vars(passed)) == repr(vars(queued))
+
+
+def test_nothing_passes_through_after_the_end() -> None:
+    order = granted()
+    assert order.pass_through(1) == 0
+    order.close()
+    assert order.pass_through(1) is None
 
 
 def test_close_returns_what_is_unfinished_in_order() -> None:
@@ -170,13 +219,20 @@ def test_two_ends_never_stop(charges: list[int], messages: int, nbytes: int, see
         step = seed.randrange(4)
         if step == 0 and calls:
             number = calls.pop(0)
-            start(sender.submit(Outgoing(number, charges[number])))
+            message = Outgoing(number, charges[number])
+            sequence = sender.pass_through(message.charge)
+            if sequence is None:
+                start(sender.submit(message))
+            else:
+                message.sequence = sequence
+                start([Start(message)])
         elif step == 1 and posts:
             posts -= 1
             receive(receiver.post(Post(None)))
         elif step == 2 and wire:
             sent = wire.popleft()
-            sender.finish(sent)
+            if sent.state is State.STARTED:  # else it has passed through
+                sender.finish(sent)
             receive(
                 receiver.arrive(
                     Incoming(sent.owner, sent.sequence, sent.charge, sent.charge, False)

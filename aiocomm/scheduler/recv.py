@@ -118,8 +118,10 @@ class RecvLane:
     def submit(self, work: RecvWork) -> None:
         """Put a call of recv in line; it may be done when this returns."""
         work._lane = self
-        work._entry = Post(work, work._buffer is not None)
-        self._perform(self._order.post(work._entry))
+        post = work._entry = Post(work, work._buffer is not None)
+        actions = self._order.post(post)
+        if actions:
+            self._perform(actions)
 
     def cancelled(self, work: RecvWork) -> None:
         """The caller cancelled its work."""
@@ -152,11 +154,12 @@ class RecvLane:
         Raises:
             ProtocolError: out of sequence, or its head is not sound.
         """
-        if self._order.over:
+        order = self._order
+        if order.over:
             return
-        if frame.sequence != self._order.expected:
+        if frame.sequence != order.expected:
             raise ProtocolError(
-                f"the peer sent message {frame.sequence} where {self._order.expected} was due"
+                f"the peer sent message {frame.sequence} where {order.expected} was due"
             )
         envelope = Envelope.read(frame.head)
         if envelope.bulk:
@@ -168,7 +171,7 @@ class RecvLane:
         message = Incoming(arrival, frame.sequence, size, envelope.charge, envelope.bulk)
         # recv_tensor brings memory of its own, which spares a copy: worth a moment's wait.
         message.reluctant = envelope.bulk and envelope.kind is TENSOR
-        self._perform(self._order.arrive(message))
+        self._perform(order.arrive(message))
 
     def lose(self, error: AiocommError, *, keep_moving: bool) -> None:
         """No more messages will come; those that are here whole can still be taken."""
@@ -219,7 +222,8 @@ class RecvLane:
     def _deliver(self, action: Deliver) -> None:
         message = action.message
         arrival: Arrival = message.owner
-        work = self._release(action.post)
+        work: RecvWork = action.post.owner
+        action.post.owner = None  # as ``_release`` does
         try:
             if work._buffer is None:
                 value = arrival.rebuild()
@@ -237,7 +241,8 @@ class RecvLane:
             self.traffic.count(self._route_of(message), arrival.nbytes)
             arrival.nbytes = 0
         work._delivered = message
-        work._finish(value)
+        if not work.done():
+            work.set_result(value)
 
     @staticmethod
     def _release(post: Post) -> RecvWork:

@@ -80,13 +80,20 @@ class SendLane:
 
     def submit(self, work: SendWork, packed: Packed) -> None:
         """Put a message in line; it may have left when this returns."""
-        work._lane = self
         if self._error is not None:
             work._fail(self._error)
             return
-        work._packed = packed
         bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
+        link = self._link
+        if not bulk and link is not None and not link.in_process:
+            sequence = self._order.pass_through(charge)
+            if sequence is not None and self._send_inline(link, sequence, packed, charge):
+                self.traffic.count("link", charge)
+                work._finish(None)
+                return
+        work._lane = self
+        work._packed = packed
         work._entry = Outgoing(work, charge, bulk)
         self._start(self._order.submit(work._entry))
 
@@ -180,17 +187,29 @@ class SendLane:
                     if link.in_process:
                         following = self._hand_over(link, entry, packed)
                     elif not entry.slow:
-                        body = inline(packed.buffers)
-                        head = self._schemas.head(packed, entry.charge, bulk=False)
-                        link.send(ENVELOPE, entry.sequence, head, body)
-                        self._sent(entry, "link")
+                        if self._send_inline(link, entry.sequence, packed, entry.charge):
+                            self._sent(entry, "link")
                     else:
                         following = self._start_bulk(link, entry, packed)
                 except AiocommError as error:
-                    # The link is down and about to say so to the group, which fails this lane then.
-                    log.debug("message %d was not sent: %s", entry.sequence, error)
+                    self._not_sent(entry.sequence, error)
                     return
             starts = following
+
+    def _not_sent(self, sequence: int, error: AiocommError) -> None:
+        # The link is down and about to say so to the group, which fails this lane then.
+        log.debug("message %d was not sent: %s", sequence, error)
+
+    def _send_inline(self, link: Link, sequence: int, packed: Packed, charge: int) -> bool:
+        """Send a message within its envelope; False when the link is down."""
+        body = inline(packed.buffers) if packed.buffers else b""
+        head = self._schemas.head(packed, charge, bulk=False)
+        try:
+            link.send(ENVELOPE, sequence, head, body)
+        except AiocommError as error:
+            self._not_sent(sequence, error)
+            return False
+        return True
 
     def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
         buffers = tuple(packed.buffers)
@@ -262,7 +281,8 @@ class SendLane:
         packed, work._packed = work._packed, None
         assert packed is not None
         self.traffic.count(route, entry.charge + (packed.nbytes if entry.slow else 0))
-        work._finish(None)
+        if not work.done():
+            work.set_result(None)
         self._order.finish(entry)
         if self._draining is not None:
             self._note_idle()

@@ -62,7 +62,7 @@ class RecvWork(AsyncWork[Any]):
         """
         self._parked += not self.done()
         try:
-            value = yield from AsyncWork.__await__(self)
+            value = yield from _work_await(self)
         except asyncio.CancelledError:
             self._give_back()
             raise
@@ -81,7 +81,7 @@ class RecvWork(AsyncWork[Any]):
             self._parked -= 1
         else:
             self._delivered = None
-        return super().result()
+        return _work_result(self) if self._traceback is not None else _future_result(self)
 
     @property
     def _falls_with_its_branch(self) -> bool:
@@ -104,5 +104,9 @@ class RecvWork(AsyncWork[Any]):
     def _on_cancel(self) -> None:
         self._lane.cancelled(self)
 
+
+# As in ``handles/base.py``: these are on the path of every message.
+_work_await, _work_result = AsyncWork.__await__, AsyncWork.result
+_future_result = asyncio.Future.result
 
 _GIVEN_BACK = "cancelled; its message went to the next call of recv"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ..errors import (
     PeerClosedError,
@@ -22,7 +23,7 @@ from ..errors import (
     UsageError,
 )
 from .base import MAX_BODY, MAX_HEAD, FrameKind, LinkEnd
-from .frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Decoder
+from .frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Decoder, receive_buffer
 from .sockets import is_unix, local_host, translate
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ HIGH_WATER = 256 * 1024
 LOW_WATER = 64 * 1024
 BACKLOG = 1024 * 1024
 """Bytes taken in for a handler that is not attached yet; past that the socket is left to fill."""
+
+# One for all links of a loop. Both asyncio and uvloop ask for the buffer, fill it and say so in one
+# go, so nobody comes between.
+_receive_buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
 
 _pack_header = HEADER.pack
 _join = b"".join
@@ -63,7 +68,9 @@ class SocketLink(LinkEnd, asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._write = transport.write
-        self._decoder = Decoder()
+        if self._loop not in _receive_buffers:
+            _receive_buffers[self._loop] = receive_buffer()
+        self._decoder = Decoder(_receive_buffers[self._loop])
         self._handler: LinkHandler | None = None
         self._backlog: list[Frame] = []
         self._backlog_bytes = 0

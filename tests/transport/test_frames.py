@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from aiocomm.errors import ProtocolError
 from aiocomm.transport import frames
 from aiocomm.transport.base import MAX_BODY, MAX_HEAD, Frame, FrameKind
-from aiocomm.transport.frames import BUFFER_SIZE, HEADER_SIZE, Decoder, encode, encode_header
+from aiocomm.transport.frames import (
+    BUFFER_SIZE,
+    HEADER_SIZE,
+    WAITS,
+    Decoder,
+    encode,
+    encode_header,
+    receive_buffer,
+)
 
 CONTENT = st.tuples(
     st.sampled_from(list(FrameKind)),
@@ -102,6 +110,24 @@ def test_many_frames_around_the_end_of_the_buffer() -> None:
         data = data[count:]
         got += decoder.advance(count)
     assert got == sent
+
+
+@pytest.mark.parametrize("body", [10, WAITS - HEADER_SIZE, WAITS, 2 * BUFFER_SIZE])
+def test_decoders_that_share_a_buffer_take_turns_in_the_middle_of_frames(body: int) -> None:
+    memory = receive_buffer()
+    sent = [
+        [Frame(FrameKind.CHUNK, n, b"h", bytes([who]) * body) for n in (1, 2)] for who in (0, 1)
+    ]
+    data = [b"".join(encode(f.kind, f.sequence, f.head, f.body) for f in both) for both in sent]
+    decoders = [Decoder(memory), Decoder(memory)]
+    got: list[list[Frame]] = [[], []]
+    step = max(7, body // 3)
+    for start in range(0, len(data[0]), step):
+        for decoder, frames_got, piece in zip(decoders, got, data, strict=True):
+            frames_got += decoder.feed(piece[start : start + step])
+            decoder.buffer()  # a read that brings nothing
+    assert got == sent
+    assert not any(decoder.in_frame for decoder in decoders)
 
 
 @pytest.mark.parametrize(

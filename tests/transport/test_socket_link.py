@@ -358,6 +358,26 @@ async def test_a_process_that_closes_is_told_from_one_that_dies(way: str, leave:
         assert await asyncio.to_thread(workers.join) == [[expected]]
 
 
+@each_way
+@pytest.mark.asyncio
+async def test_links_of_a_loop_receive_into_one_buffer_and_keep_their_frames_apart(
+    way: str,
+) -> None:
+    async with linked(way) as first, linked(way) as second:
+        links = [first.theirs, second.theirs]
+        assert links[0].get_buffer(-1) is links[1].get_buffer(-1)  # type: ignore[attr-defined]
+        handlers = [Recorder(), Recorder()]
+        for link, handler in zip(links, handlers, strict=True):
+            link.attach(handler)
+        for number in range(20):
+            for who, link in enumerate((first.ours, second.ours)):
+                link.send(FrameKind.CHUNK, number, b"", bytes([who]) * (40_000 + 7 * number))
+        for who, handler in enumerate(handlers):
+            for number in range(20):
+                frame = await handler.frame()
+                assert frame.body == bytes([who]) * (40_000 + 7 * number)
+
+
 @pytest.mark.tight
 @each_way
 @pytest.mark.asyncio
