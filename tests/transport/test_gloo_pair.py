@@ -133,7 +133,7 @@ class TestOpen:
         await asyncio.gather(*(route.open() for pair in both for route in pair))
         messages = [noise(1000) for _ in both]
         buffers = [like(message) for message in messages]
-        sent = [pair[0].send(message) for pair, message in zip(both, messages, strict=True)]
+        sent = [pair[0].send_blocks(message) for pair, message in zip(both, messages, strict=True)]
         received = [pair[1].receive(buffer) for pair, buffer in zip(both, buffers, strict=True)]
         await asyncio.gather(*sent, *received)
         assert all(map(same, messages, buffers))
@@ -208,7 +208,7 @@ async def sever_in_the_middle(stage: Stage, sending: bool) -> float:
     buffer = torch.ones(SIZE, dtype=torch.uint8)
     # Gloo may hold the broken chunk until its time-out; the worker is checked for leftovers after.
     async with staged(stage, "a>b", sending, stall_timeout=STALL) as route:
-        start = route.send if sending else route.receive
+        start = route.send_blocks if sending else route.receive
         await start([buffer])
         pending = [start([buffer]) for _ in range(100)]
         stage.set("under way")
