@@ -155,9 +155,9 @@ class CollectiveGroup:
         """
         if not async_op:
             raise _would_block()
-        as_bytes(tensor)  # refuses what cannot be written to as bytes
+        memory = as_bytes(tensor)
         work = RecvWork(loop=self._runtime.loop)
-        work._buffer, work._spec = tensor, spec_of(tensor)
+        work._buffer, work._bytes, work._spec = tensor, memory, spec_of(tensor)
         self._session.enter(self._session.receiving.submit, work)
         return work
 

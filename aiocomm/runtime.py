@@ -18,9 +18,9 @@ import threading
 import weakref
 from asyncio import _get_running_loop
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from .copier import Copier, default_threads
 from .errors import ClosedError, WrongLoopError
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class Runtime:
         self._lock = threading.Lock()
         self._entries: deque[tuple[Callable[[], None], Callable[[Exception], object]]] = deque()
         self._refusal: Exception | None = None
-        self._copier: ThreadPoolExecutor | None = None
+        self._copier: Copier | None = None
+        self._closed = False
         _open.add(self)
 
     @property
@@ -108,13 +109,18 @@ class Runtime:
             raise self._refused()
 
     def off_loop(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """Run a large copy in the one copying thread, in the order of the calls.
+        """Run a large copy in a copying thread; begun in the order of the calls.
 
         Cancellation: the copy runs on, and holds its arguments until it is over.
+
+        Raises:
+            ClosedError: the runtime is closed.
         """
         if self._copier is None:
-            self._copier = ThreadPoolExecutor(1, thread_name_prefix="aiocomm-copy")
-        return self.loop.run_in_executor(self._copier, call, *args)
+            if self._closed:
+                raise self._refused()
+            self._copier = Copier(self.loop, default_threads())
+        return self._copier.run(call, *args)
 
     def refuse(self, error: Exception) -> None:
         """Let no call in from here on; what came in before still runs."""
@@ -125,11 +131,12 @@ class Runtime:
             self._run_entries()
 
     def close(self) -> None:
-        """Refuse every call and end the copier; a copy under way ends first."""
+        """Refuse every call and end the copier; copies under way end first."""
+        self._closed = True
         self.refuse(ClosedError(f"the runtime of {self.name} is closed: open a new one"))
         _open.discard(self)
         if self._copier is not None:
-            self._copier.shutdown(wait=True)
+            self._copier.close()
 
     def _refused(self) -> Exception:
         # A new one each time: one exception would collect the frames, and what they hold, of all.

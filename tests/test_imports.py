@@ -17,7 +17,17 @@ from .sources import ROOT, Import, imports, modules
 # A module imports from earlier layers and, where no cycle comes of it, from its own.
 LAYERS = [
     ["errors", "address", "options"],
-    ["entries", "window", "ordering", "payload*", "packing*", "stats", "loops", "runtime"],
+    [
+        "entries",
+        "window",
+        "ordering",
+        "payload*",
+        "packing*",
+        "stats",
+        "loops",
+        "copier",
+        "runtime",
+    ],
     ["handles*", "transport*"],
     ["rendezvous*"],
     ["scheduler*", "bulk", "connect"],

@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 
+from aiocomm.copier import MOST_THREADS
 from aiocomm.errors import ClosedError, ProtocolError, WrongLoopError
 from aiocomm.options import Options
 from aiocomm.runtime import Runtime
@@ -262,20 +263,18 @@ def test_a_forked_child_is_refused_at_once_and_the_parent_goes_on(loop_name: str
 
 
 @pytest.mark.asyncio
-async def test_large_copies_run_in_one_thread_in_their_order() -> None:
+async def test_large_copies_run_in_threads_that_end_with_it() -> None:
     runtime = runtime_here()
     before = threading.active_count()
-    gate, names = threading.Event(), []
-
-    def copy(number: int) -> int:
-        gate.wait()
-        names.append((number, threading.current_thread().name))
-        return number
-
-    copies = [runtime.off_loop(copy, number) for number in range(5)]
-    assert threading.active_count() == before + 1
-    gate.set()
-    assert await asyncio.gather(*copies) == [0, 1, 2, 3, 4]
-    assert names == [(number, "aiocomm-copy_0") for number in range(5)]
+    assert await runtime.off_loop(lambda number: number + 1, 1) == 2
+    assert before < threading.active_count() <= before + MOST_THREADS
     runtime.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.asyncio
+async def test_a_closed_runtime_starts_no_thread() -> None:
+    runtime = runtime_here()
+    runtime.close()
+    with pytest.raises(ClosedError):
+        runtime.off_loop(print)

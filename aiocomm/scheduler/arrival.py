@@ -100,6 +100,8 @@ class Arrival:
         return assemble(self.table, self.stream, buffers)
 
     def _sizes(self) -> tuple[int, ...]:
+        if self.spec is not None:
+            return (self.spec.nbytes,)
         if self.table is not None:
             return tuple(self.table.sizes)
         return buffer_sizes(self.kind, self.meta)

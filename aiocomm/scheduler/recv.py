@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..entries import (
@@ -27,7 +28,7 @@ from ..entries import (
 from ..errors import AiocommError, ClosedError, Context, PairingError, ProtocolError
 from ..handles.base import AsyncWork
 from ..ordering import RecvOrder
-from ..payload import Kind, as_bytes
+from ..payload import Kind
 from ..runtime import COPY_LIMIT
 from ..stats import Traffic
 from ..transport.base import FrameKind
@@ -134,7 +135,7 @@ class RecvLane:
         if work._buffer is None:
             arrival.value = AsyncWork.result(work)
         elif message.into is work._entry:
-            arrival.buffers = [as_bytes(work._buffer).clone()]
+            arrival.buffers = [work._bytes.clone()]
         self._perform(self._order.give_back(message))
 
     def link_up(self, link: Link) -> None:
@@ -272,15 +273,16 @@ class RecvLane:
         assert self._route is not None
         try:
             if action.into is not None:
-                buffer = action.into.owner._buffer
-                assert buffer is not None
-                moved = self._route.receive([as_bytes(buffer)])
+                moved = self._route.receive([action.into.owner._bytes])
             else:
                 arrival.buffers, moved = self._route.fetch(arrival.sizes)
         except (MemoryError, RuntimeError) as error:  # torch says RuntimeError when out of memory
             self._transfer_failed(message, error)
             return
-        self._when_moved(self._taken_in(moved), message)
+        if moved.done():
+            self._moved(message, moved)
+        else:
+            self._taken_in(moved).add_done_callback(partial(self._moved, message))
 
     def _linger(self, action: Linger) -> None:
         message = action.message
@@ -292,14 +294,14 @@ class RecvLane:
         buffer = action.into.owner._buffer
         assert buffer is not None
         arrival = action.message.owner
-        self._when_moved(self._runtime.off_loop(arrival.fill, buffer), action.message)
+        copied = self._runtime.off_loop(arrival.fill, buffer)
+        copied.add_done_callback(partial(self._moved, action.message))
 
     def _evacuate(self, action: Evacuate) -> None:
         message = action.message
         arrival = message.owner
         assert message.into is not None
-        buffer = message.into.owner._buffer
-        assert buffer is not None
+        memory: torch.Tensor = message.into.owner._bytes
 
         def evacuated(cloned: asyncio.Future[torch.Tensor]) -> None:
             error = None if cloned.cancelled() else cloned.exception()
@@ -312,7 +314,7 @@ class RecvLane:
         if arrival.buffers or not message.bulk:  # the original is still there
             self._perform(self._order.evacuated(message))
         else:
-            self._runtime.off_loop(as_bytes(buffer).clone).add_done_callback(evacuated)
+            self._runtime.off_loop(memory.clone).add_done_callback(evacuated)
 
     def _discard(self, action: Discard) -> None:
         arrival = action.message.owner
@@ -354,15 +356,12 @@ class RecvLane:
         if self._settling is not None and not self._inbound:
             self._settling.set()
 
-    def _when_moved(self, moved: asyncio.Future[Any], message: Incoming) -> None:
-        def done(future: asyncio.Future[Any]) -> None:
-            error = None if future.cancelled() else future.exception()
-            if error is None:
-                self._perform(self._order.transferred(message))
-            else:
-                self._transfer_failed(message, error)
-
-        moved.add_done_callback(done)
+    def _moved(self, message: Incoming, move: asyncio.Future[Any]) -> None:
+        error = None if move.cancelled() else move.exception()
+        if error is None:
+            self._perform(self._order.transferred(message))
+        else:
+            self._transfer_failed(message, error)
 
     def _transfer_failed(self, message: Incoming, cause: BaseException) -> None:
         if self._error is None:

@@ -249,13 +249,17 @@ class SendLane:
             envelope=lambda body: link.send(ENVELOPE, entry.sequence, head, body),
             lend=packed.kind is not Kind.TENSOR,
         )
-        self._moving[entry] = moved
-        moved.add_done_callback(lambda future: self._transferred(entry, route.name, future))
-        return self._order.started(entry)
+        starts = self._order.started(entry)
+        if moved.done():
+            self._transferred(entry, route.name, moved)
+        else:
+            self._moving[entry] = moved
+            moved.add_done_callback(lambda future: self._transferred(entry, route.name, future))
+        return starts
 
     def _transferred(self, entry: Outgoing, route: str, moved: asyncio.Future[None]) -> None:
         error = None if moved.cancelled() else moved.exception()
-        del self._moving[entry]
+        self._moving.pop(entry, None)
         if self._error is not None:
             self._end_late(entry, error)
         elif error is None:

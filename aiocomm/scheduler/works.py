@@ -49,6 +49,7 @@ class RecvWork(AsyncWork[Any]):
     _lane: RecvLane
     _entry: Post
     _buffer: torch.Tensor | None = None
+    _bytes: torch.Tensor  # the memory of the buffer
     _spec: TensorSpec | None = None
     _delivered: Incoming | None = None  # until somebody took the result
     _given_back: bool = False

@@ -9,7 +9,7 @@ import torch
 
 from aiocomm.errors import AiocommError, ClosedError, PeerLostError
 from aiocomm.packing import inline
-from aiocomm.payload import Packed, pack, pack_tensor, spec_of
+from aiocomm.payload import Packed, as_bytes, pack, pack_tensor, spec_of
 from aiocomm.scheduler import RecvLane, RecvWork
 
 from .lanes import CONTEXT, FakeLink, FakeRoute, Move, StillRuntime, envelope
@@ -43,7 +43,7 @@ class Receiver:
 
     def recv_tensor(self, buffer: torch.Tensor) -> RecvWork:
         work = RecvWork(loop=asyncio.get_running_loop())
-        work._buffer, work._spec = buffer, spec_of(buffer)
+        work._buffer, work._bytes, work._spec = buffer, as_bytes(buffer), spec_of(buffer)
         self.lane.submit(work)
         return work
 

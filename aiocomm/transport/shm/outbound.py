@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from .copies import Range
-    from .shared import Shared
+    from .wire import Piece
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +25,7 @@ class Span:
 
     start: int
     end: int
-    shared: Shared | None = None
-    offset: int = 0  # in the shared segment
+    piece: Piece | None = None  # that it is already
 
 
 @dataclass(slots=True, eq=False)

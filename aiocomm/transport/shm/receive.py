@@ -27,6 +27,7 @@ from ..base import FrameKind
 from .copies import CopyQueue, OffLoop, copy
 from .inbound import Block, Inbound, blocks_for
 from .mailbox import Mailbox
+from .receipts import Receipts
 from .wire import RING_NUMBER, Op, Piece, pack_mailbox, pack_numbers, unpack_ring
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from .segment import Segment
 
 log = logging.getLogger("aiocomm")
-
-WITHHELD: Final = 4
-"""Of small pieces, receipts for this part of the ring are said at once instead of one by one."""
 
 _UINT8 = torch.uint8
 
@@ -72,7 +70,6 @@ class ShmReceiver:
         self._off_loop = off_loop
         self._mailbox: Mailbox | None = None
         self._ring: asyncio.Future[bytes] = loop.create_future()
-        self._ring_bytes = 0
         self._lend_limit = 0
         self._lent = 0  # bytes that tensors of the user hold
         self._leases: dict[int, weakref.ref[memoryview]] = {}
@@ -82,8 +79,7 @@ class ShmReceiver:
         self._open: dict[Inbound, None] = {}  # not done
         self._waiting: deque[Piece] = deque()  # for a job
         self._taken = 0  # pieces that a job had
-        self._owed: list[int] = []  # pieces to be given back, not said yet
-        self._owed_bytes = 0
+        self._receipts = Receipts(loop, self._say)
         self._copies = CopyQueue(off_loop)
         self._error: RouteError | None = None
         self._stopped: asyncio.Future[None] | None = None
@@ -118,7 +114,7 @@ class ShmReceiver:
             raise self._refusal()
         mailbox = self._mailbox = Mailbox()
         self._publish(f"{self._label}/mailbox", pack_mailbox(mailbox.name, mailbox.token))
-        self._ring_bytes, self._lend_limit = unpack_ring(await self._ring)
+        self._receipts.ring_bytes, self._lend_limit = unpack_ring(await self._ring)
         mailbox.accept()
         self._collect(RING_NUMBER)
 
@@ -276,9 +272,8 @@ class ShmReceiver:
         for number, nbytes in dropped:
             self._leases.pop(number, None)
             self._lent -= nbytes
-            self._owed.append(number)
         if dropped:
-            self._say_owed()
+            self._receipts.add_at_once(*(number for number, _ in dropped))
 
     def _settle(self, job: Inbound) -> None:
         if job.open or job not in self._open or (job.position < job.total and not job.torn):
@@ -299,17 +294,16 @@ class ShmReceiver:
             job.done.set_exception(error)
 
     def _give_back(self, number: int, piece: Piece) -> None:
-        self._owed.append(number)
-        self._owed_bytes += piece.nbytes
-        if piece.segment != RING_NUMBER or self._owed_bytes * WITHHELD >= self._ring_bytes:
-            self._say_owed()
+        if piece.segment == RING_NUMBER:
+            self._receipts.add(number, piece.nbytes)
+        else:
+            self._receipts.add_at_once(number)
 
-    def _say_owed(self) -> None:
-        owed, self._owed, self._owed_bytes = self._owed, [], 0
+    def _say(self, numbers: list[int]) -> None:
         if self._error is not None:
             return
         try:
-            self._link.send(FrameKind.GRANT, 0, pack_numbers(owed))
+            self._link.send(FrameKind.GRANT, 0, pack_numbers(numbers))
         except AiocommError as error:
             # The link is down and about to say so to the group, which severs this route then.
             log.debug("%r: pieces were not given back: %s", self, error)
@@ -359,6 +353,7 @@ class ShmReceiver:
         if not self._ring.done():
             self._ring.set_exception(self._error)
             self._ring.exception()  # nobody may be waiting
+        self._receipts.close()
         stopped = self._stopped = self._loop.create_future()
         self._copies.stop(lambda: self._fail_pending(stopped))
 

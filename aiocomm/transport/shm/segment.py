@@ -11,6 +11,7 @@ storages, opening the peer's /proc entries, and reading the peer's memory (``pro
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import mmap
@@ -89,6 +90,13 @@ class Segment:
         segment = cls(descriptor, nbytes)
         segment.forget_descriptor()  # the mapping keeps the memory
         return segment
+
+    def empty(self) -> None:
+        """Give the memory back to the machine; what is touched next is zeros. Takes some ms."""
+        mapping = self.view.obj
+        assert isinstance(mapping, mmap.mmap)
+        with contextlib.suppress(OSError):  # where the kernel cannot, the memory stays
+            mapping.madvise(mmap.MADV_REMOVE)
 
     def forget_descriptor(self) -> None:
         """Close the descriptor: the segment can be sent to nobody any more. Idempotent."""

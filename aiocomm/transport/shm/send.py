@@ -13,9 +13,9 @@ what is lent: a message that no segment is left for goes through the ring.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ...errors import AiocommError, ProtocolError, RouteError
@@ -24,11 +24,9 @@ from ...runtime import COPY_LIMIT
 from ..base import FrameKind
 from .copies import CopyQueue, OffLoop, copy
 from .mailbox import Courier
+from .memory import SenderMemory
 from .outbound import Outbound, Span
-from .pool import Lent, Pool
-from .ring import Ring
-from .segment import Segment
-from .shared import REGISTRY, Shared
+from .shared import REGISTRY
 from .wire import RING_NUMBER, Op, Piece, pack_ring, unpack_mailbox, unpack_numbers
 
 if TYPE_CHECKING:
@@ -40,11 +38,6 @@ if TYPE_CHECKING:
     from .copies import Range
 
 log = logging.getLogger("aiocomm")
-
-RING: Final = 16 * 1024 * 1024
-"""Bytes of the ring, at most: four pieces, so that both ends copy at the same time."""
-IDLE: Final = 30.0
-"""Seconds after which a lent segment that nobody needs any more is let go of, at least."""
 
 
 class ShmSender:
@@ -75,13 +68,8 @@ class ShmSender:
         self._link = link
         self._loop = loop
         self._publish = publish
-        self._ring = Ring(max(4 * ALIGN, min(RING, shm_bytes // 2)))
-        self._piece_limit = self._ring.nbytes // 4 & -ALIGN
-        self._lend_limit = (shm_bytes - self._ring.nbytes) // 2
-        self._pool = Pool(shm_bytes - self._ring.nbytes, self._make_lent, self._drop_lent)
-        self._aging: asyncio.TimerHandle | None = None
-        self._segment: Segment | None = None  # of the ring
-        self._courier: Courier | None = None
+        self._shm_bytes = shm_bytes
+        self._memory: SenderMemory | None = None
         self._mailbox: asyncio.Future[bytes] = loop.create_future()
         self._off_loop = off_loop
         self._copies = CopyQueue(off_loop)
@@ -90,9 +78,6 @@ class ShmSender:
         self._pieces = 0
         self._envelope: Callable[[bytes], None] | None = None
         self._out: dict[int, Callable[[], None]] = {}  # what to do when a piece comes back
-        self._segments = RING_NUMBER + 1
-        # Shared memory that the peer has: its number, and who is told when it goes.
-        self._numbers: dict[Shared, tuple[int, Callable[[], None]]] = {}
         self._error: RouteError | None = None
         self._stopped: asyncio.Future[None] | None = None
 
@@ -124,12 +109,16 @@ class ShmSender:
             raise RouteError("the peer is on another host")
         if self._error is not None:
             raise self._refusal()
-        self._segment = Segment.create(self._ring.nbytes)
+        memory = self._memory = SenderMemory(
+            self._loop,
+            self._shm_bytes,
+            off_loop=self._off_loop,
+            forget=lambda number: self._tell(Piece(Op.FORGET, number, 0, 0)),
+            room=self._pump,
+        )
         name, token = unpack_mailbox(await self._mailbox)
-        self._courier = Courier(name, token)
-        self._courier.send(RING_NUMBER, self._segment)
-        self._segment.forget_descriptor()
-        self._publish(f"{self._label}/ring", pack_ring(self._ring.nbytes, self._lend_limit))
+        memory.connect(Courier(name, token))
+        self._publish(f"{self._label}/ring", pack_ring(memory.ring_bytes, memory.lend_limit))
 
     # Sending
 
@@ -187,59 +176,61 @@ class ShmSender:
                 self._finish(job)
 
     def _begin(self, job: Outbound) -> None:
+        assert self._memory is not None
         job.begun = True
         start = 0
         for first, last, address in job.parts:
             found = REGISTRY.find(address, last - first) if last - first >= LARGE else None
-            if found is not None and self._hand_over(found[0]):
+            number = self._memory.number_of(found[0]) if found is not None else None
+            if found is not None and number is not None:
                 if start < first:
                     job.spans.append(Span(start, first))
-                job.spans.append(Span(first, last, *found))
+                op = Op.ALIAS if found[0].aliased else Op.COPY
+                job.spans.append(Span(first, last, Piece(op, number, found[1], last - first)))
                 start = last + ALIGN - 1 & -ALIGN
-        if not start and job.lend and job.total > COPY_LIMIT:
-            lent = self._pool.take(job.total)
-            if lent is not None:
-                self._lend(job, lent)
-                return
+        if not start and job.lend and job.total > COPY_LIMIT and self._lend(job):
+            return
         if start < job.total:
             job.spans.append(Span(start, job.total))
 
+    def _lend(self, job: Outbound) -> bool:
+        assert self._memory is not None
+        lent = self._memory.lend(job.total)
+        if lent is None:
+            return False
+        ranges = job.ranges(0, job.total, lent.segment.address)
+        piece = Piece(Op.LEND, lent.number, 0, job.total)
+        self._copy(job, ranges, piece, partial(self._memory.take_back, lent))
+        return True
+
     def _advance(self, job: Outbound, span: Span) -> bool:
         """Send the next piece of a span; False when it has to wait."""
-        if span.shared is not None:
+        if span.piece is not None:
             if self._copies.busy:  # what is being copied is announced first
                 return False
-            op = Op.ALIAS if span.shared.aliased else Op.COPY
             job.open += 1
-            number, _ = self._numbers[span.shared]
-            piece = Piece(op, number, span.offset, span.end - span.start)
-            self._announce(piece, lambda: self._settled(job))
+            self._announce(span.piece, lambda: self._settled(job))
             job.spans.popleft()
             return True
+        memory = self._memory
+        assert memory is not None
         start = max(job.position, span.start)
-        nbytes = min(self._piece_limit, span.end - start)
-        offset = self._ring.take(nbytes)
-        if offset is None:
+        nbytes = min(memory.piece_limit, span.end - start)
+        place = memory.take(nbytes)
+        if place is None:
             return False
-        assert self._segment is not None
+        offset, address = place
         job.position = start + nbytes
         piece = Piece(Op.COPY, RING_NUMBER, offset, nbytes)
-        ranges = job.ranges(start, job.position, self._segment.address + offset)
+        ranges = job.ranges(start, job.position, address)
         if job.total <= COPY_LIMIT and not self._copies.busy:
             copy(ranges)
-            self._announce(piece, lambda: self._ring.give_back(offset))
+            self._announce(piece, partial(memory.give_back, offset))
         else:
-            self._copy(job, ranges, piece, lambda: self._ring.give_back(offset))
+            self._copy(job, ranges, piece, partial(memory.give_back, offset))
         if job.position == span.end:
             job.spans.popleft()
         return True
-
-    def _lend(self, job: Outbound, lent: Lent) -> None:
-        ranges = job.ranges(0, job.total, lent.segment.address)
-        piece = Piece(Op.LEND, lent.number, 0, job.total)
-        self._copy(job, ranges, piece, lambda: self._pool.give_back(lent))
-        if self._aging is None:
-            self._aging = self._loop.call_later(IDLE, self._age)
 
     def _copy(
         self, job: Outbound, ranges: Iterator[Range], piece: Piece, back: Callable[[], None]
@@ -296,54 +287,6 @@ class ShmSender:
         if self._jobs:
             self._pump()
 
-    # Memory
-
-    def _make_lent(self, nbytes: int) -> Lent | None:
-        assert self._courier is not None
-        number = self._segments
-        try:
-            segment = Segment.create(nbytes)
-            self._courier.send(number, segment)
-        except RouteError as error:
-            log.debug("%r: no segment of %d bytes, the ring will do: %s", self, nbytes, error)
-            return None
-        segment.forget_descriptor()
-        self._segments += 1
-        return Lent(number, segment)
-
-    def _drop_lent(self, lent: Lent) -> None:
-        self._tell(Piece(Op.FORGET, lent.number, 0, 0))
-        # To unmap 256 MiB takes some 10 ms.
-        self._off_loop(lent.drop)
-
-    def _age(self) -> None:
-        self._aging = self._loop.call_later(IDLE, self._age) if self._pool.age() else None
-
-    def _hand_over(self, shared: Shared) -> bool:
-        """Let the peer have the user's segment; False when it cannot."""
-        assert self._courier is not None
-        if shared in self._numbers:
-            return True
-        number = self._segments
-        try:
-            self._courier.send(number, shared.segment)
-        except RouteError as error:
-            log.debug("%r: shared memory is copied instead: %s", self, error)
-            return False
-        self._segments += 1
-
-        def forget() -> None:
-            if self._numbers.pop(shared, None) is not None and self._error is None:
-                self._tell(Piece(Op.FORGET, number, 0, 0))
-
-        def unused() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the route
-                self._loop.call_soon_threadsafe(forget)
-
-        self._numbers[shared] = number, unused
-        shared.watchers.append(unused)
-        return True
-
     # Ending
 
     @property
@@ -359,8 +302,6 @@ class ShmSender:
         if not self._mailbox.done():
             self._mailbox.set_exception(self._error)
             self._mailbox.exception()  # nobody may be waiting
-        if self._aging is not None:
-            self._aging.cancel()
         stopped = self._stopped = self._loop.create_future()
         self._copies.stop(lambda: self._fail_pending(stopped))
 
@@ -380,14 +321,9 @@ class ShmSender:
         self._open.clear()
         self._jobs.clear()
         self._out.clear()
-        for shared, (_, unused) in self._numbers.items():
-            shared.watchers.remove(unused)
-        self._numbers.clear()
-        for lent in self._pool.clear():
-            self._off_loop(lent.drop)
-        self._segment = None
-        if self._courier is not None:
-            self._courier.close()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         if not stopped.done():
             stopped.set_result(None)
 

@@ -14,6 +14,7 @@ from aiocomm.errors import AiocommError
 from aiocomm.transport.base import Frame, FrameKind
 from aiocomm.transport.shm.receive import ShmReceiver
 from aiocomm.transport.shm.send import ShmSender
+from aiocomm.transport.shm.wire import Piece, pack_numbers
 
 MIB = 1 << 20
 LABEL = "g/shm/0"
@@ -130,5 +131,9 @@ async def ends(shm_bytes: int = 64 * MIB) -> AsyncIterator[Ends]:
         await both.aclose()
 
 
-def views(buffers: Sequence[torch.Tensor]) -> list[bytes]:
-    return [bytes(buffer.numpy().tobytes()) for buffer in buffers]
+def pieces(both: Ends) -> list[Piece]:
+    return [Piece.unpack(frame.head) for frame in both.ours.sent]
+
+
+def grant(*numbers: int) -> Frame:
+    return Frame(FrameKind.GRANT, 0, pack_numbers(list(numbers)), b"")

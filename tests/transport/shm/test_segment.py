@@ -30,6 +30,18 @@ def test_both_mappings_show_the_same_bytes() -> None:
     assert len(ours.view) == ours.nbytes == SIZE
 
 
+def test_emptied_memory_is_zeros_at_both_ends() -> None:
+    ours = Segment.create(SIZE)
+    theirs = Segment.adopt(os.dup(ours.descriptor), SIZE)
+    ctypes.memset(ours.address, 9, SIZE)
+    before = os.fstat(ours.descriptor).st_blocks
+    ours.empty()
+    assert os.fstat(ours.descriptor).st_blocks < before
+    assert bytes(theirs.view) == bytes(SIZE)
+    theirs.view[0] = 1
+    assert ours.view[0] == 1
+
+
 def test_it_has_no_name_anywhere_and_leaves_no_descriptor() -> None:
     before = descriptors()
     ours = Segment.create(SIZE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import Any
 
 import pytest
@@ -12,24 +11,12 @@ import torch
 from aiocomm.errors import PeerLostError, ProtocolError, RouteError
 from aiocomm.packing import LARGE
 from aiocomm.runtime import COPY_LIMIT
-from aiocomm.transport.base import Frame, FrameKind
-from aiocomm.transport.shm import send as send_module
-from aiocomm.transport.shm.mailbox import Courier
-from aiocomm.transport.shm.segment import Segment
 from aiocomm.transport.shm.shared import REGISTRY
-from aiocomm.transport.shm.wire import RING_NUMBER, Op, Piece, pack_numbers
+from aiocomm.transport.shm.wire import RING_NUMBER, Op, Piece
 
-from .ends import LABEL, MIB, Ends, blank, ends, ramp
+from .ends import LABEL, MIB, Ends, blank, ends, grant, pieces, ramp
 
 pytestmark = pytest.mark.asyncio
-
-
-def pieces(both: Ends) -> list[Piece]:
-    return [Piece.unpack(frame.head) for frame in both.ours.sent]
-
-
-def grant(*numbers: int) -> Frame:
-    return Frame(FrameKind.GRANT, 0, pack_numbers(list(numbers)), b"")
 
 
 def shared(size: int, *, aliased: bool = False) -> torch.Tensor:
@@ -115,66 +102,6 @@ async def test_small_parts_of_shared_memory_are_copied_like_any_other() -> None:
     async with ends() as both:
         assert both.send([shared(LARGE)[1:]], lend=True).done()
         assert pieces(both)[0].segment == RING_NUMBER
-
-
-async def test_the_peer_hears_when_shared_memory_goes_out_of_use() -> None:
-    async with ends() as both:
-        tensor = shared(LARGE)
-        sent = both.send([tensor], lend=False)
-        received = both.receiver.receive([blank(LARGE)])
-        await both.run(sent, received)
-        del tensor
-        gc.collect()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert pieces(both)[-1].op is Op.FORGET
-        both.carry()
-        assert list(both.receiver._segments) == [RING_NUMBER]
-
-
-async def test_a_closed_route_is_not_watched_by_memory_that_lives_on() -> None:
-    tensor = shared(LARGE)
-    async with ends() as both:
-        both.send([tensor], lend=False)
-        found = REGISTRY.find(tensor.data_ptr(), 1)
-        assert found is not None
-        assert len(found[0].watchers) == 1
-    assert found[0].watchers == []
-
-
-async def test_without_another_segment_the_ring_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ends() as both:
-
-        def create(nbytes: int) -> Segment:
-            raise RouteError("none left")
-
-        monkeypatch.setattr(Segment, "create", create)
-        await both.send([ramp(2 * MIB)], lend=True)
-        assert {piece.op for piece in pieces(both)} == {Op.COPY}
-
-
-async def test_shared_memory_that_cannot_be_handed_over_is_copied(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with ends() as both:
-
-        def refuse(*_: object) -> None:
-            raise RouteError("the mailbox is full")
-
-        monkeypatch.setattr(Courier, "send", refuse)
-        assert both.send([shared(LARGE)], lend=False).done()
-        assert pieces(both)[0].segment == RING_NUMBER
-
-
-async def test_what_is_idle_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_module, "IDLE", 0.01)
-    async with ends() as both:
-        await both.send([ramp(2 * MIB)], lend=True)
-        both.sender.grant_received(grant(0))
-        while pieces(both)[-1].op is not Op.FORGET:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        assert pieces(both)[-1].segment == 1
-        assert both.sender._pool.nbytes == 0
 
 
 @pytest.mark.parametrize("numbers", [(1,), (0, 0), (2**64 - 1,)])

@@ -1,0 +1,117 @@
+"""What a sender shares, how it gets to the peer, and when it is let go of."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+import torch
+
+from aiocomm.errors import RouteError
+from aiocomm.packing import LARGE
+from aiocomm.transport.shm import memory as memory_module
+from aiocomm.transport.shm import receipts as receipts_module
+from aiocomm.transport.shm.mailbox import Courier
+from aiocomm.transport.shm.segment import Segment
+from aiocomm.transport.shm.shared import REGISTRY
+from aiocomm.transport.shm.wire import RING_NUMBER, Op
+
+from .ends import MIB, blank, ends, grant, pieces, ramp
+
+pytestmark = pytest.mark.asyncio
+
+
+def shared(size: int) -> torch.Tensor:
+    return torch.frombuffer(REGISTRY.make(size, aliased=False), dtype=torch.uint8)
+
+
+async def test_the_peer_hears_when_shared_memory_goes_out_of_use() -> None:
+    async with ends() as both:
+        tensor = shared(LARGE)
+        sent = both.send([tensor], lend=False)
+        received = both.receiver.receive([blank(LARGE)])
+        await both.run(sent, received)
+        del tensor
+        gc.collect()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert pieces(both)[-1].op is Op.FORGET
+        both.carry()
+        assert list(both.receiver._segments) == [RING_NUMBER]
+
+
+async def test_a_closed_route_is_not_watched_by_memory_that_lives_on() -> None:
+    tensor = shared(LARGE)
+    async with ends() as both:
+        both.send([tensor], lend=False)
+        found = REGISTRY.find(tensor.data_ptr(), 1)
+        assert found is not None
+        assert len(found[0].watchers) == 1
+    assert found[0].watchers == []
+
+
+async def test_without_another_segment_the_ring_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ends() as both:
+
+        def create(nbytes: int) -> Segment:
+            raise RouteError("none left")
+
+        monkeypatch.setattr(Segment, "create", create)
+        await both.send([ramp(2 * MIB)], lend=True)
+        assert {piece.op for piece in pieces(both)} == {Op.COPY}
+
+
+async def test_shared_memory_that_cannot_be_handed_over_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ends() as both:
+
+        def refuse(*_: object) -> None:
+            raise RouteError("the mailbox is full")
+
+        monkeypatch.setattr(Courier, "send", refuse)
+        assert both.send([shared(LARGE)], lend=False).done()
+        assert pieces(both)[0].segment == RING_NUMBER
+
+
+async def test_what_is_idle_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "IDLE", 0.01)
+    async with ends() as both:
+        await both.send([ramp(2 * MIB)], lend=True)
+        both.sender.grant_received(grant(0))
+        while pieces(both)[-1].op is not Op.FORGET:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert pieces(both)[-1].segment == 1
+        assert both.sender._memory._pool.nbytes == 0
+
+
+async def test_an_idle_ring_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "IDLE", 0.01)
+    monkeypatch.setattr(receipts_module, "LATEST", 0.01)
+    async with ends() as both:
+        view = both.sender._memory._segment.view
+        for number in range(2):
+            buffer = blank(MIB)
+            await both.run(
+                both.send([ramp(MIB, number)], lend=False), both.receiver.receive([buffer])
+            )
+            assert buffer.equal(ramp(MIB, number))
+            assert view[1]
+            while view[1]:
+                both.carry()
+                await asyncio.sleep(0.001)
+            while both.sender._memory._aging is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("shm_bytes", "ring", "lend"),
+    [(16 * 1024, 8 * 1024, 4 * 1024), (1 << 30, 32 * MIB, 496 * MIB)],
+)
+async def test_what_there_is_of_it_is_shared_out(shm_bytes: int, ring: int, lend: int) -> None:
+    async with ends(shm_bytes) as both:
+        memory = both.sender._memory
+        assert (memory.ring_bytes, memory.lend_limit) == (ring, lend)
+        assert memory.piece_limit == ring // 4
+        assert both.receiver._lend_limit == lend
