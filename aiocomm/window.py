@@ -70,6 +70,16 @@ class SendOrder:
         """The unfinished message of that sequence number."""
         return self._started.get(sequence)
 
+    def may_pass(self, charge: int) -> bool:
+        """Whether ``pass_through`` would let a message leave."""
+        return not (
+            self._queue
+            or self._messages <= 0
+            or charge > self._nbytes
+            or self._starting is not None
+            or self.closed
+        )
+
     def pass_through(self, charge: int) -> int | None:
         """A call of send whose message leaves at once: its sequence number.
 
@@ -78,13 +88,7 @@ class SendOrder:
         Returns:
             None, and nothing has happened, when it has to stand in the line.
         """
-        if (
-            self._queue
-            or self._messages <= 0
-            or charge > self._nbytes
-            or self._starting is not None
-            or self.closed
-        ):
+        if not self.may_pass(charge):
             return None
         sequence = self._sequence
         self._sequence = sequence + 1

@@ -1,7 +1,8 @@
 """What came of one message, where its bytes lie, and how it becomes a value.
 
-The bytes of a message lie in one of three places: in the body of its envelope, in the sender's own
-memory (both in one process), or in buffers that a bulk route has filled.
+The bytes of a message lie in one of four places: in the body of its envelope, in the sender's own
+memory (both in one process), in memory that its route holds for it, or in buffers that a bulk route
+has filled.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..payload_table import Table
+    from ..transport.base import Held
     from .envelope import Envelope
     from .schemas import KeptSchemas
 
@@ -45,6 +47,7 @@ class Arrival:
     nbytes: int  # of the whole message, for the counters; 0 once counted
     sizes: tuple[int, ...] = ()  # of the buffers; bulk only, as the next
     buffers: Sequence[torch.Tensor] = field(default_factory=tuple)  # in memory of the message's own
+    held: Held | None = None  # memory of its route that it lies in, whole
     value: Any = UNBUILT  # built already, for a call that was cancelled then
     spec: TensorSpec | None = None
     table: Table | None = None  # of the meta, if it was read already, and the stream to it
@@ -87,17 +90,23 @@ class Arrival:
         """
         if self.value is not UNBUILT:
             return self.value
-        if self.sizes:
+        body = self.body if self.held is None else self.held.view
+        if self.sizes and self.held is None:
             buffers = self.buffers
-        elif isinstance(self.body, tuple):
-            buffers = self.body
+        elif isinstance(body, tuple):
+            buffers = body
         elif self.table is None:
-            return unpack_body(self.meta, self.body)
+            return unpack_body(self.meta, body)
         else:
-            buffers = outline(self.body, self.table.sizes)
+            buffers = outline(body, self.table.sizes)
         if self.table is None:
             return unpack(self.meta, buffers)
         return assemble(self.table, self.stream, buffers)
+
+    def release(self) -> None:
+        """Nobody wants the bytes any more."""
+        if self.held is not None:
+            self.held.release()
 
     def _sizes(self) -> tuple[int, ...]:
         if self.spec is not None:
@@ -114,6 +123,8 @@ class Arrival:
         """
         if self.buffers or self.in_process:
             as_bytes(buffer).copy_(self.buffers[0] if self.buffers else self.body[0])
+        elif self.held is not None:
+            ctypes.memmove(buffer.data_ptr(), self.held.address, buffer.nbytes)
         elif len(self.body) != buffer.nbytes:
             raise ProtocolError("the bytes of a tensor are not as many as its shape says")
         else:

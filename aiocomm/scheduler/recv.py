@@ -134,7 +134,7 @@ class RecvLane:
         arrival = message.owner
         if work._buffer is None:
             arrival.value = AsyncWork.result(work)
-        elif message.into is work._entry:
+        elif message.into is work._entry or arrival.held is not None:
             arrival.buffers = [work._bytes.clone()]
         self._perform(self._order.give_back(message))
 
@@ -163,15 +163,16 @@ class RecvLane:
                 f"the peer sent message {frame.sequence} where {order.expected} was due"
             )
         envelope = Envelope.read(frame.head)
-        if envelope.bulk:
+        arrival, size = Arrival.of(envelope, frame.body, self._schemas)
+        bulk = envelope.bulk
+        if bulk:
             if self._route is None:
                 raise ProtocolError("the peer sends bulk, and no route was agreed on")
-            if frame.body:
-                self._route.announced(frame.body)
-        arrival, size = Arrival.of(envelope, frame.body, self._schemas)
-        message = Incoming(arrival, frame.sequence, size, envelope.charge, envelope.bulk)
+            if frame.body and (held := self._route.hold(frame.body, arrival.sizes)) is not None:
+                arrival.held, bulk = held, False  # it is here, as if it had come along
+        message = Incoming(arrival, frame.sequence, size, envelope.charge, bulk)
         # recv_tensor brings memory of its own, which spares a copy: worth a moment's wait.
-        message.reluctant = envelope.bulk and envelope.kind is TENSOR
+        message.reluctant = bulk and envelope.kind is TENSOR
         self._perform(order.arrive(message))
 
     def lose(self, error: AiocommError, *, keep_moving: bool) -> None:
@@ -233,11 +234,14 @@ class RecvLane:
                     arrival.fill(work._buffer)
                 value = work._buffer
         except Exception as error:
+            arrival.release()
             if isinstance(error, AiocommError):
                 error.direction, error.sequence = "recv", message.sequence
                 error.group, error.peer = self._context["group"], self._context["peer"]
             work._fail(error)
             return
+        if arrival.held is not None:
+            arrival.held.release()
         if arrival.nbytes:
             self.traffic.count(self._route_of(message), arrival.nbytes)
             arrival.nbytes = 0
@@ -253,12 +257,13 @@ class RecvLane:
         return work
 
     def _route_of(self, message: Incoming) -> str:
-        if message.bulk and self._route is not None:
+        if self._route is not None and (message.bulk or message.owner.held is not None):
             return self._route.name
         return "memory" if message.owner.in_process else "link"
 
     def _mismatch(self, action: Mismatch) -> None:
         work, arrival = self._release(action.post), action.message.owner
+        arrival.release()
         sent = f"send_tensor({arrival.spec})" if arrival.kind is TENSOR else "send(obj)"
         asked = f"recv_tensor({work._spec})" if work._spec is not None else "recv()"
         sequence = action.message.sequence

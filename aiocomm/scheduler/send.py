@@ -86,12 +86,15 @@ class SendLane:
         bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
         link = self._link
-        if not bulk and link is not None and not link.in_process:
-            sequence = self._order.pass_through(charge)
-            if sequence is not None and self._send_inline(link, sequence, packed, charge):
-                self.traffic.count("link", charge)
-                work._finish(None)
-                return
+        if link is not None and not link.in_process and self._order.may_pass(charge):
+            body = self._place(packed) if bulk else inline(packed.buffers)
+            if body is not None:
+                sequence = self._order.pass_through(charge)
+                assert sequence is not None
+                if self._leave(link, sequence, packed, charge, body, bulk=bulk):
+                    self._count(packed, charge, bulk=bulk)
+                    work._finish(None)
+                    return
         work._lane = self
         work._packed = packed
         work._entry = Outgoing(work, charge, bulk)
@@ -187,7 +190,10 @@ class SendLane:
                     if link.in_process:
                         following = self._hand_over(link, entry, packed)
                     elif not entry.slow:
-                        if self._send_inline(link, entry.sequence, packed, entry.charge):
+                        body = inline(packed.buffers)
+                        if self._leave(
+                            link, entry.sequence, packed, entry.charge, body, bulk=False
+                        ):
                             self._sent(entry, "link")
                     else:
                         following = self._start_bulk(link, entry, packed)
@@ -200,16 +206,28 @@ class SendLane:
         # The link is down and about to say so to the group, which fails this lane then.
         log.debug("message %d was not sent: %s", sequence, error)
 
-    def _send_inline(self, link: Link, sequence: int, packed: Packed, charge: int) -> bool:
-        """Send a message within its envelope; False when the link is down."""
-        body = inline(packed.buffers) if packed.buffers else b""
-        head = self._schemas.head(packed, charge, bulk=False)
+    def _place(self, packed: Packed) -> bytes | None:
+        """Put a small message where the peer can reach it; None where that cannot be."""
+        return self._route.place(packed.buffers) if self._route is not None else None
+
+    def _leave(
+        self, link: Link, sequence: int, packed: Packed, charge: int, body: bytes, *, bulk: bool
+    ) -> bool:
+        """Send an envelope; False when the link is down."""
+        head = self._schemas.head(packed, charge, bulk=bulk)
         try:
             link.send(ENVELOPE, sequence, head, body)
         except AiocommError as error:
             self._not_sent(sequence, error)
             return False
         return True
+
+    def _count(self, packed: Packed, charge: int, *, bulk: bool) -> None:
+        if bulk:
+            assert self._route is not None
+            self.traffic.count(self._route.name, charge + packed.nbytes)
+        else:
+            self.traffic.count("link", charge)
 
     def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
         buffers = tuple(packed.buffers)
@@ -222,8 +240,14 @@ class SendLane:
         return self._order.started(entry) if entry.slow else ()
 
     def _start_bulk(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
-        if self._route is not None and self._route.staged_bytes(packed.buffers) <= COPY_LIMIT:
-            return self._transfer(link, entry, packed, self._route.stage(packed.buffers))
+        body = self._place(packed)
+        route = self._route
+        if body is not None and route is not None:
+            if self._leave(link, entry.sequence, packed, entry.charge, body, bulk=True):
+                self._sent(entry, route.name)
+            return self._order.started(entry)
+        if route is not None and route.staged_bytes(packed.buffers) <= COPY_LIMIT:
+            return self._transfer(link, entry, packed, route.stage(packed.buffers))
 
         async def prepare() -> None:
             try:
@@ -243,13 +267,19 @@ class SendLane:
         self._starting = None
         route = self._route
         assert route is not None
-        head = self._schemas.head(packed, entry.charge, bulk=True)
-        moved = route.send(
-            staged,
-            envelope=lambda body: link.send(ENVELOPE, entry.sequence, head, body),
-            lend=packed.kind is not Kind.TENSOR,
-        )
-        starts = self._order.started(entry)
+        starts: list[Start] = []
+        sent = False
+
+        def envelope(body: bytes) -> None:
+            if self._error is None and self._leave(
+                link, entry.sequence, packed, entry.charge, body, bulk=True
+            ):
+                starts.extend(self._order.started(entry))
+                if sent:  # it had to wait for room
+                    self._start(starts)
+
+        moved = route.send(staged, envelope=envelope, lend=packed.kind is not Kind.TENSOR)
+        sent = True
         if moved.done():
             self._transferred(entry, route.name, moved)
         else:

@@ -238,6 +238,21 @@ class LinkEnd(Link):
         return refusal
 
 
+class Held(Protocol):
+    """A whole message in memory of a route.
+
+    Attributes:
+        view: its bytes; valid until ``release``.
+        address: where they begin.
+    """
+
+    view: memoryview
+    address: int
+
+    def release(self) -> None:
+        """Its memory is not needed any more. Idempotent."""
+
+
 class Route(Protocol):
     """One end of what carries bulk bytes in one direction of one group.
 
@@ -280,6 +295,14 @@ class SendingRoute(Route, Protocol):
     def stage(self, buffers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What ``send`` is to be given for a message of these buffers. Any thread may call it."""
 
+    def place(self, buffers: Sequence[torch.Tensor]) -> bytes | None:
+        """Copy a small message to where the peer can reach it, here and now.
+
+        Returns:
+            What its envelope must hold for ``hold``; the buffers are the caller's again. None,
+            and nothing has happened, where it has to go by ``send``.
+        """
+
     def send(
         self, staged: Sequence[torch.Tensor], *, envelope: Callable[[bytes], None], lend: bool
     ) -> asyncio.Future[None]:
@@ -288,7 +311,8 @@ class SendingRoute(Route, Protocol):
         Args:
             staged: what ``stage`` made of its buffers.
             envelope: sends its envelope, with some bytes for ``announced`` in it. Called once,
-                before anything else of this message goes out.
+                now or when there is room, before anything else of this message goes out; no other
+                message is sent before that. Never raises.
             lend: the receiver has no memory for it, and may be lent the route's own.
         """
 
@@ -296,11 +320,19 @@ class SendingRoute(Route, Protocol):
 class ReceivingRoute(Route, Protocol):
     """The end that receives, in the order of the calls."""
 
-    def announced(self, body: bytes) -> None:
-        """What the peer's end put into the envelope of a message, before anybody asks for it.
+    def hold(self, body: bytes, sizes: Sequence[int]) -> Held | None:
+        """Take a message whose envelope says where all of it lies.
+
+        Args:
+            body: of the envelope.
+            sizes: of the buffers of the message, in bytes.
+
+        Returns:
+            The message; None where it comes by ``receive`` or ``fetch``, which then find what the
+            envelope says.
 
         Raises:
-            ProtocolError: it cannot have.
+            ProtocolError: it says what cannot be.
         """
 
     def receive(self, blocks: Sequence[torch.Tensor]) -> asyncio.Future[None]:

@@ -46,7 +46,11 @@ class BlockRoute(ABC):
         envelope(b"")
         return self.send_blocks(staged)
 
-    def announced(self, body: bytes) -> None:
+    def place(self, buffers: Sequence[torch.Tensor]) -> bytes | None:
+        """There is no place."""
+        return None
+
+    def hold(self, body: bytes, sizes: Sequence[int]) -> None:
         """Raises: ProtocolError: no sender of this kind puts anything into an envelope."""
         raise ProtocolError("the peer's envelope holds bytes that its route has no use for")
 

@@ -68,8 +68,9 @@ async def take_and_go(stage: Stage, board: aiocomm.TCPBoard, options: aiocomm.Op
         return float((await collective.create_collective_group(MEMBERS).recv()).sum())
 
 
+# By shared memory no such news comes late: the send is done, or its receipt is on the link.
 @pytest.mark.parametrize("how", ["waiting", "closing"])
-@pytest.mark.parametrize("route", ["shm", "gloo", "link"])
+@pytest.mark.parametrize("route", ["gloo", "link"])
 def test_a_send_that_was_taken_whole_does_not_fail_with_the_goodbye(
     loop_name: str, route: str, how: str
 ) -> None:

@@ -76,4 +76,5 @@ async def test_the_envelope_goes_first_and_holds_nothing() -> None:
     route.send(message(), envelope=lambda body: told.append((body, len(route.blocks))), lend=True)
     assert told == [(b"", 0)]
     with pytest.raises(ProtocolError, match="no use for"):
-        route.announced(b"x")
+        route.hold(b"x", SIZES)
+    assert route.place(message()) is None

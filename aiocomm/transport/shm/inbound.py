@@ -15,10 +15,12 @@ from ...payload_bytes import view_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ...packing_places import Laid
     from .copies import Range
+    from .segment import Segment
+    from .wire import Piece
 
 _UINT8 = torch.uint8
 
@@ -30,6 +32,29 @@ class Block:
     start: int
     end: int
     memory: torch.Tensor | None = None
+
+
+class HeldPiece:
+    """A whole small message in the sender's memory (the ``Held`` protocol).
+
+    Args:
+        segment: where it lies; it stays mapped as long as this lives.
+        piece: which part of it.
+        give_back: called once, when it is not needed any more.
+    """
+
+    __slots__ = ("_give_back", "address", "view")
+
+    def __init__(self, segment: Segment, piece: Piece, give_back: Callable[[], None]) -> None:
+        self.address = segment.address + piece.offset
+        self.view = segment.view[piece.offset : piece.offset + piece.nbytes]
+        self._give_back: Callable[[], None] | None = give_back
+
+    def release(self) -> None:
+        """Idempotent."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
@@ -38,6 +38,7 @@ class Outbound:
     done: asyncio.Future[None]
     lend: bool
     spans: deque[Span] = field(default_factory=deque)
+    envelope: Callable[[bytes], None] | None = None  # to be sent with the first piece
     begun: bool = False
     position: int = 0  # handed to the copying, or announced
     open: int = 0  # copies under way, and shared pieces that the peer has not given back

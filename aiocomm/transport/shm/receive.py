@@ -11,10 +11,9 @@ thread. The sending end is in ``send.py``, what the two say to each other in ``w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -25,7 +24,8 @@ from ...packing_places import Laid
 from ...runtime import COPY_LIMIT
 from ..base import FrameKind
 from .copies import CopyQueue, OffLoop, copy
-from .inbound import Block, Inbound, blocks_for
+from .inbound import Block, HeldPiece, Inbound, blocks_for
+from .leases import Leases
 from .mailbox import Mailbox
 from .receipts import Receipts
 from .wire import RING_NUMBER, Op, Piece, pack_mailbox, pack_numbers, unpack_ring
@@ -70,16 +70,13 @@ class ShmReceiver:
         self._off_loop = off_loop
         self._mailbox: Mailbox | None = None
         self._ring: asyncio.Future[bytes] = loop.create_future()
-        self._lend_limit = 0
-        self._lent = 0  # bytes that tensors of the user hold
-        self._leases: dict[int, weakref.ref[memoryview]] = {}
-        self._dropped: list[tuple[int, int]] = []  # leases that died: number, bytes
+        self._receipts = Receipts(loop, self._say)
+        self._leases = Leases(loop, self._receipts.add_at_once)
         self._segments: dict[int, Segment] = {}
         self._jobs: deque[Inbound] = deque()  # with bytes left to come
         self._open: dict[Inbound, None] = {}  # not done
-        self._waiting: deque[Piece] = deque()  # for a job
-        self._taken = 0  # pieces that a job had
-        self._receipts = Receipts(loop, self._say)
+        self._waiting: deque[tuple[int, Piece]] = deque()  # for a job
+        self._came = 0  # pieces so far
         self._copies = CopyQueue(off_loop)
         self._error: RouteError | None = None
         self._stopped: asyncio.Future[None] | None = None
@@ -114,7 +111,7 @@ class ShmReceiver:
             raise self._refusal()
         mailbox = self._mailbox = Mailbox()
         self._publish(f"{self._label}/mailbox", pack_mailbox(mailbox.name, mailbox.token))
-        self._receipts.ring_bytes, self._lend_limit = unpack_ring(await self._ring)
+        self._receipts.ring_bytes, self._leases.limit = unpack_ring(await self._ring)
         mailbox.accept()
         self._collect(RING_NUMBER)
 
@@ -149,9 +146,19 @@ class ShmReceiver:
         """
         return self._enter(Inbound(lay_out(sizes)[1], self._loop.create_future()))
 
-    def announced(self, body: bytes) -> None:
-        """The first piece of a message, which came in its envelope; see ``chunk_received``."""
-        self._piece_received(body)
+    def hold(self, body: bytes, sizes: Sequence[int]) -> HeldPiece | None:
+        """The first piece of a message, which came in its envelope; see ``chunk_received``.
+
+        A small message that is all there stays where it is until somebody wants it.
+        """
+        if self._error is not None:
+            return None
+        piece = Piece.unpack(body)
+        total = lay_out(sizes)[1]
+        if piece.op is not Op.COPY or piece.nbytes != total or total > COPY_LIMIT:
+            self._piece_received(piece)
+            return None
+        return HeldPiece(self._check(piece), piece, partial(self._give_back, self._number(), piece))
 
     def chunk_received(self, frame: Frame) -> None:
         """The next piece.
@@ -160,24 +167,31 @@ class ShmReceiver:
             ProtocolError: it does not lie where the peer says, or is more than was announced.
             RouteError: its memory cannot be mapped.
         """
-        self._piece_received(frame.head)
+        if self._error is None:
+            self._piece_received(Piece.unpack(frame.head))
 
-    def _piece_received(self, head: bytes) -> None:
-        if self._error is not None:
-            return
-        piece = Piece.unpack(head)
+    def _piece_received(self, piece: Piece) -> None:
         if piece.op is Op.FORGET:
             segment = self._segments.pop(piece.segment, None)
             if segment is not None:
                 self._off_loop(_unmap, [segment])
             return
+        self._check(piece)
+        self._waiting.append((self._number(), piece))
+        self._advance()
+
+    def _check(self, piece: Piece) -> Segment:
+        """The segment in which the piece lies."""
         if piece.segment not in self._segments:
             self._collect(piece.segment)
-        room = self._segments[piece.segment].nbytes - piece.offset
-        if not 0 < piece.nbytes <= room:
+        segment = self._segments[piece.segment]
+        if not 0 < piece.nbytes <= segment.nbytes - piece.offset:
             raise ProtocolError("a piece of the peer does not lie in its segment")
-        self._waiting.append(piece)
-        self._advance()
+        return segment
+
+    def _number(self) -> int:
+        number, self._came = self._came, self._came + 1
+        return number
 
     def _enter(self, job: Inbound) -> asyncio.Future[None]:
         if self._error is not None:
@@ -202,11 +216,10 @@ class ShmReceiver:
     def _advance(self) -> None:
         while self._jobs and self._waiting:
             job = self._jobs[0]
-            piece = self._waiting.popleft()
+            number, piece = self._waiting.popleft()
             if piece.nbytes > job.total - job.position:
                 raise ProtocolError("the peer sends more bytes than it has announced")
-            start, number = job.position, self._taken
-            self._taken += 1
+            start = job.position
             job.position = min(job.total, start + piece.nbytes + ALIGN - 1 & -ALIGN)
             if job.position == job.total:
                 self._jobs.popleft()
@@ -250,30 +263,12 @@ class ShmReceiver:
             return True
         if piece.op is not Op.LEND or piece.nbytes != job.total:
             return False
-        if self._lent + piece.nbytes > self._lend_limit:
-            return False
         view = segment.view[piece.offset : piece.offset + piece.nbytes]
-        self._lent += piece.nbytes
-        self._lease(view, number, piece.nbytes)
+        if not self._leases.begin(view, number):
+            return False
         job.over(view)
         self._settle(job)
         return True
-
-    def _lease(self, view: memoryview, number: int, nbytes: int) -> None:
-        def dead(_: object) -> None:  # in whatever thread drops the last tensor
-            self._dropped.append((number, nbytes))
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the route
-                self._loop.call_soon_threadsafe(self._take_back)
-
-        self._leases[number] = weakref.ref(view, dead)
-
-    def _take_back(self) -> None:
-        dropped, self._dropped = self._dropped, []
-        for number, nbytes in dropped:
-            self._leases.pop(number, None)
-            self._lent -= nbytes
-        if dropped:
-            self._receipts.add_at_once(*(number for number, _ in dropped))
 
     def _settle(self, job: Inbound) -> None:
         if job.open or job not in self._open or (job.position < job.total and not job.torn):
@@ -338,7 +333,7 @@ class ShmReceiver:
                 piece = next(pieces, None)
                 if piece is None:
                     return whole
-                position = position + piece.nbytes + ALIGN - 1 & -ALIGN
+                position = position + piece[1].nbytes + ALIGN - 1 & -ALIGN
             whole += 1
         return whole
 

@@ -26,7 +26,7 @@ from .copies import CopyQueue, OffLoop, copy
 from .mailbox import Courier
 from .memory import SenderMemory
 from .outbound import Outbound, Span
-from .shared import REGISTRY
+from .shared import REGISTRY, Shared
 from .wire import RING_NUMBER, Op, Piece, pack_ring, unpack_mailbox, unpack_numbers
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ShmSender:
         self._jobs: deque[Outbound] = deque()  # with bytes left to announce
         self._open: dict[Outbound, None] = {}  # not done
         self._pieces = 0
-        self._envelope: Callable[[bytes], None] | None = None
+        self._pumping = False
         self._out: dict[int, Callable[[], None]] = {}  # what to do when a piece comes back
         self._error: RouteError | None = None
         self._stopped: asyncio.Future[None] | None = None
@@ -146,41 +146,65 @@ class ShmSender:
             if size
         ]
         job = Outbound(staged, parts, total, self._loop.create_future(), lend)
-        if self._jobs or self._copies.busy or self._error is not None or not total:
-            envelope(b"")
-        else:
-            self._envelope = envelope  # until something of this message is announced
         if self._error is not None:
+            envelope(b"")
             job.done.set_exception(self._refusal())
         elif not total:
+            envelope(b"")
             job.done.set_result(None)
         else:
+            job.envelope = envelope
             self._open[job] = None
             self._jobs.append(job)
             self._pump()
-        if self._envelope is not None:
-            self._envelope = None
-            envelope(b"")
         return job.done
 
+    def place(self, buffers: Sequence[torch.Tensor]) -> bytes | None:
+        """Copy a small message into the ring, unless another one is before it or room is short."""
+        memory = self._memory
+        if self._jobs or self._copies.busy or self._error is not None or memory is None:
+            return None
+        offsets, total = lay_out(sizes_of(buffers))
+        if not 0 < total <= min(COPY_LIMIT, memory.piece_limit):
+            return None
+        spans = list(spans_of(buffers))
+        if any(shared_part(pointer, size, total) for pointer, size in spans if size >= LARGE):
+            return None
+        place = memory.take(total)
+        if place is None:
+            return None
+        offset, address = place
+        copy(
+            (address + start, pointer, size)
+            for start, (pointer, size) in zip(offsets, spans, strict=True)
+        )
+        self._out[self._pieces] = partial(memory.give_back, offset)
+        self._pieces += 1
+        return Piece(Op.COPY, RING_NUMBER, offset, total).pack()
+
     def _pump(self) -> None:
-        while self._jobs:
-            job = self._jobs[0]
-            if not job.begun:
-                self._begin(job)
-            while job.spans:
-                if not self._advance(job, job.spans[0]):
+        # What is announced lets the lane send the next message, which comes back here.
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._jobs:
+                job = self._jobs[0]
+                if not job.begun:
+                    self._begin(job)
+                if not job.spans:
+                    self._jobs.popleft()
+                elif not self._advance(job, job.spans[0]):
                     return
-            self._jobs.popleft()
-            if not job.open:
-                self._finish(job)
+        finally:
+            self._pumping = False
 
     def _begin(self, job: Outbound) -> None:
         assert self._memory is not None
         job.begun = True
         start = 0
         for first, last, address in job.parts:
-            found = REGISTRY.find(address, last - first) if last - first >= LARGE else None
+            found = shared_part(address, last - first, job.total)
             number = self._memory.number_of(found[0]) if found is not None else None
             if found is not None and number is not None:
                 if start < first:
@@ -200,6 +224,7 @@ class ShmSender:
             return False
         ranges = job.ranges(0, job.total, lent.segment.address)
         piece = Piece(Op.LEND, lent.number, 0, job.total)
+        job.open += 1
         self._copy(job, ranges, piece, partial(self._memory.take_back, lent))
         return True
 
@@ -209,8 +234,8 @@ class ShmSender:
             if self._copies.busy:  # what is being copied is announced first
                 return False
             job.open += 1
-            self._announce(span.piece, lambda: self._settled(job))
-            job.spans.popleft()
+            self._end_span(job)
+            self._announce(job, span.piece, lambda: self._settled(job))
             return True
         memory = self._memory
         assert memory is not None
@@ -221,34 +246,40 @@ class ShmSender:
             return False
         offset, address = place
         job.position = start + nbytes
+        job.open += 1
+        if job.position == span.end:
+            self._end_span(job)
         piece = Piece(Op.COPY, RING_NUMBER, offset, nbytes)
         ranges = job.ranges(start, job.position, address)
+        back = partial(memory.give_back, offset)
         if job.total <= COPY_LIMIT and not self._copies.busy:
             copy(ranges)
-            self._announce(piece, partial(memory.give_back, offset))
+            self._announce(job, piece, back)
+            self._settled(job)
         else:
-            self._copy(job, ranges, piece, partial(memory.give_back, offset))
-        if job.position == span.end:
-            job.spans.popleft()
+            self._copy(job, ranges, piece, back)
         return True
+
+    def _end_span(self, job: Outbound) -> None:
+        job.spans.popleft()
+        if not job.spans:
+            self._jobs.popleft()
 
     def _copy(
         self, job: Outbound, ranges: Iterator[Range], piece: Piece, back: Callable[[], None]
     ) -> None:
-        job.open += 1
-
         def copied() -> None:
-            self._announce(piece, back)
+            self._announce(job, piece, back)
             self._settled(job)
             if self._jobs:
                 self._pump()
 
         self._copies.submit(ranges, copied)
 
-    def _announce(self, piece: Piece, back: Callable[[], None]) -> None:
+    def _announce(self, job: Outbound, piece: Piece, back: Callable[[], None]) -> None:
         self._out[self._pieces] = back
         self._pieces += 1
-        envelope, self._envelope = self._envelope, None
+        envelope, job.envelope = job.envelope, None
         if envelope is not None:
             envelope(piece.pack())
         else:
@@ -330,3 +361,12 @@ class ShmSender:
     def _refusal(self) -> RouteError:
         assert self._error is not None
         return RouteError(self._error.message)
+
+
+def shared_part(address: int, nbytes: int, total: int) -> tuple[Shared, int] | None:
+    """The user's segment in which a buffer lies and where, if it is to be sent from there.
+
+    A small message goes through the ring all the same, as two cores copy it faster than one.
+    """
+    found = REGISTRY.find(address, nbytes) if nbytes >= LARGE else None
+    return found if found is not None and (found[0].aliased or total > COPY_LIMIT) else None

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from aiocomm.errors import RouteError
-from aiocomm.packing import LARGE
 from aiocomm.transport.shm import memory as memory_module
 from aiocomm.transport.shm import receipts as receipts_module
 from aiocomm.transport.shm.mailbox import Courier
@@ -28,9 +27,9 @@ def shared(size: int) -> torch.Tensor:
 
 async def test_the_peer_hears_when_shared_memory_goes_out_of_use() -> None:
     async with ends() as both:
-        tensor = shared(LARGE)
+        tensor = shared(2 * MIB)
         sent = both.send([tensor], lend=False)
-        received = both.receiver.receive([blank(LARGE)])
+        received = both.receiver.receive([blank(2 * MIB)])
         await both.run(sent, received)
         del tensor
         gc.collect()
@@ -42,7 +41,7 @@ async def test_the_peer_hears_when_shared_memory_goes_out_of_use() -> None:
 
 
 async def test_a_closed_route_is_not_watched_by_memory_that_lives_on() -> None:
-    tensor = shared(LARGE)
+    tensor = shared(2 * MIB)
     async with ends() as both:
         both.send([tensor], lend=False)
         found = REGISTRY.find(tensor.data_ptr(), 1)
@@ -71,7 +70,7 @@ async def test_shared_memory_that_cannot_be_handed_over_is_copied(
             raise RouteError("the mailbox is full")
 
         monkeypatch.setattr(Courier, "send", refuse)
-        assert both.send([shared(LARGE)], lend=False).done()
+        await both.send([shared(2 * MIB)], lend=False)
         assert pieces(both)[0].segment == RING_NUMBER
 
 
@@ -114,4 +113,4 @@ async def test_what_there_is_of_it_is_shared_out(shm_bytes: int, ring: int, lend
         memory = both.sender._memory
         assert (memory.ring_bytes, memory.lend_limit) == (ring, lend)
         assert memory.piece_limit == ring // 4
-        assert both.receiver._lend_limit == lend
+        assert both.receiver._leases.limit == lend

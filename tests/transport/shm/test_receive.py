@@ -107,11 +107,11 @@ async def test_a_user_who_keeps_what_came_stops_nobody() -> None:
         assert given_back(both) == [2, 3, 4, 5, 6, 7]
         for number, tensor in enumerate(kept):
             assert tensor.equal(ramp(2 * MIB, number))
-        assert both.receiver._lent == 4 * MIB
+        assert both.receiver._leases.nbytes == 4 * MIB
         kept.clear()
         gc.collect()
         await asyncio.sleep(0)
-        assert both.receiver._lent == 0
+        assert both.receiver._leases.nbytes == 0
 
 
 async def test_what_is_lent_outlives_the_route() -> None:
@@ -277,3 +277,64 @@ async def test_without_the_peer_a_message_of_parts_fails_once_nothing_is_written
             await received
         both.receiver.sever()
         assert both.receiver.end([]) is None
+
+
+async def test_a_small_message_stays_where_it_is_until_it_is_released() -> None:
+    async with ends(512 * 1024) as both:  # a ring of 256 KiB
+        messages = [[ramp(60 * 1024, number), ramp(5)] for number in range(4)]
+        held = []
+        for message in messages:
+            body = both.sender.place(message)
+            assert body is not None
+            held.append(both.receiver.hold(body, [60 * 1024, 5]))
+        assert both.sender.place(messages[0]) is None  # the ring is full
+        assert given_back(both) == []
+        for number in (2, 0, 1, 3):
+            each = held[number]
+            assert each.view[0] == number
+            each.release()
+            each.release()
+        both.carry()
+        assert sorted(given_back(both)) == [0, 1, 2, 3]
+        assert both.sender.place(messages[0]) is not None
+
+
+async def test_held_and_other_messages_keep_their_numbers_apart() -> None:
+    async with ends(64 * MIB) as both:
+        large = both.send([ramp(2 * MIB)], lend=False)  # one piece, and nobody has asked for it
+        while not large.done():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        both.carry()
+        body = both.sender.place([ramp(100)])
+        assert body is not None
+        held = both.receiver.hold(body, [100])
+        assert held is not None
+        held.release()
+        buffer = blank(2 * MIB)
+        await both.receiver.receive([buffer])
+        assert buffer.equal(ramp(2 * MIB))
+        both.receiver._receipts._late()
+        assert given_back(both) == [1, 0]
+        both.carry()
+
+
+async def test_what_is_held_outlives_the_route() -> None:
+    async with ends() as both:
+        body = both.sender.place([ramp(1000)])
+        assert body is not None
+        held = both.receiver.hold(body, [1000])
+        assert held is not None
+    assert bytes(held.view) == ramp(1000).numpy().tobytes()
+    held.release()
+    assert given_back(both) == []
+    assert both.receiver.hold(body, [1000]) is None
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [Piece(Op.COPY, 9, 0, 100), Piece(Op.COPY, 0, 2**63, 100), Piece(Op.LEND, 0, 0, 2**63)],
+)
+async def test_an_envelope_that_lies_is_told_so(piece: Piece) -> None:
+    async with ends() as both:
+        with pytest.raises(ProtocolError):
+            both.receiver.hold(piece.pack(), [100])
