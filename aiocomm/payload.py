@@ -14,6 +14,7 @@ given, so the tensors themselves go there and nothing is global).
 from __future__ import annotations
 
 import enum
+import functools
 import io
 import pickle
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from .payload_find import where_is
 from .payload_pickle import Refused, Slots, walk
 from .payload_rebuild import cut, empty, own, rebuild, typed
 from .payload_table import (
+    REMEMBERED,
     STREAM_IN_BUFFER,
     Form,
     Table,
@@ -224,7 +226,8 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 # --- receiving ---
 
 
-def tensor_spec(meta: bytes | memoryview) -> TensorSpec:
+@functools.lru_cache(REMEMBERED)
+def tensor_spec(meta: bytes) -> TensorSpec:
     """What a message of kind TENSOR brings.
 
     Raises:

@@ -83,6 +83,10 @@ class Table:
         return self.form is Form.PICKLED
 
 
+REMEMBERED = 64
+"""Descriptions of single tensors that are remembered: a training loop sends the same ones again."""
+
+
 def _seal(body: bytes) -> bytes:
     if len(body) + CRC_SIZE >= MAX_META:
         raise PayloadError(
@@ -224,6 +228,7 @@ def nbytes_of(code: int, shape: tuple[int, ...]) -> int:
     return nbytes
 
 
+@functools.lru_cache(REMEMBERED)
 def write_tensor(form: Form, device: int, code: int, shape: tuple[int, ...]) -> bytes:
     """The meta of a message that is one tensor, in one buffer."""
     rank = len(shape)

@@ -60,6 +60,10 @@ class End(abc.ABC):
         """Memory of that many bytes for a tensor of a stream."""
         return torch.empty(size, dtype=torch.uint8)
 
+    def clear(self, buffer: torch.Tensor) -> None:
+        """Make a buffer of a stream zeros, to see it filled again."""
+        buffer.zero_()
+
     async def meet(self) -> None:
         """Return when both ends are here; rank 1 not after rank 0."""
         if self.rank == 0:
@@ -118,11 +122,13 @@ class End(abc.ABC):
         tensors = [distinct[each % kinds] for each in range(count)]
         call = self.recv_all if self.rank else self.send_all
         await self.meet()
-        await call(distinct)  # pages, routes and mappings are there from now on
+        # Not timed: pages, routes and mappings are there from now on, and the kernel has found out
+        # that the two processes want a core each.
+        await call(tensors)
         if self.rank:
             _check_stream(distinct)
             for each in distinct:
-                each.zero_()
+                self.clear(each)
         await self.meet()
         start = time.perf_counter()
         await call(tensors)

@@ -16,11 +16,11 @@ MEMBERS = ("bench:0", "bench:1")
 
 
 class Peer(End):
-    """Variants: none, ``shared`` for tensors of ``empty_shared``, or a route to pin."""
+    """Variants: none, ``shared`` or ``aliased`` for tensors of ``empty_shared``, a route to pin."""
 
     async def open(self) -> None:
         self._exits = AsyncExitStack()
-        route = None if self.variant in ("", "shared") else self.variant
+        route = None if self.variant in ("", "shared", "aliased") else self.variant
         options = aiocomm.Options(route=route)
         board = await self._board()
         self._collective = await self._exits.enter_async_context(
@@ -42,10 +42,17 @@ class Peer(End):
         await self._exits.aclose()
 
     def empty(self, size: int) -> torch.Tensor:
-        if self.variant == "shared" and self.rank == 0:
-            made: torch.Tensor = aiocomm.empty_shared((size,), dtype=torch.uint8)
+        if self.variant in ("shared", "aliased") and self.rank == 0:
+            aliased = self.variant == "aliased"
+            made: torch.Tensor = aiocomm.empty_shared((size,), torch.uint8, aliased=aliased)
             return made
         return super().empty(size)
+
+    def clear(self, buffer: torch.Tensor) -> None:
+        if self.variant == "aliased":
+            buffer.set_(torch.zeros_like(buffer))  # the memory is the sender's too
+        else:
+            super().clear(buffer)
 
     async def send(self, message: Any) -> None:
         await self._group.send(message)
@@ -64,7 +71,13 @@ class Peer(End):
         return came
 
     async def send_all(self, tensors: list[torch.Tensor]) -> None:
-        await asyncio.gather(*[self._group.send_tensor(each) for each in tensors])
+        send = self._group.send if self.variant == "aliased" else self._group.send_tensor
+        await asyncio.gather(*[send(each) for each in tensors])
 
     async def recv_all(self, buffers: list[torch.Tensor]) -> None:
-        await asyncio.gather(*[self._group.recv_tensor(each) for each in buffers])
+        if self.variant != "aliased":
+            await asyncio.gather(*[self._group.recv_tensor(each) for each in buffers])
+            return
+        works = [self._group.recv() for _ in buffers]
+        for buffer, work in zip(buffers, works, strict=True):
+            buffer.set_(await work)  # no copy: the buffer is the sender's memory from here on
