@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import RouteError
 from ...packing import ALIGN
+from ...runtime import COPY_LIMIT
 from .pool import Lent, Pool
 from .ring import Ring
 from .segment import Segment
@@ -29,6 +30,8 @@ log = logging.getLogger("aiocomm")
 
 RING: Final = 32 * 1024 * 1024
 """Bytes of the ring, at most."""
+SMALL: Final = 8 * 1024 * 1024
+"""Bytes of it that small pieces keep to."""
 PIECES: Final = 4
 """Pieces that the ring has room for, so that both ends copy at the same time."""
 IDLE: Final = 30.0
@@ -76,6 +79,7 @@ class SenderMemory:
         # The user's memory that the peer has: its number, and who is told when it goes.
         self._shared: dict[Shared, tuple[int, Callable[[], None]]] = {}
         self.ring_bytes = self._ring.nbytes
+        self._small = min(SMALL, self.ring_bytes)
         self.piece_limit = self._ring.nbytes // PIECES & -ALIGN
         self.lend_limit = (nbytes - self._ring.nbytes) // 2
 
@@ -93,7 +97,7 @@ class SenderMemory:
 
     def take(self, nbytes: int) -> tuple[int, int] | None:
         """Offset and address of a piece of the ring; None while there is no room."""
-        offset = self._ring.take(nbytes)
+        offset = self._ring.take(nbytes, self._small if nbytes <= COPY_LIMIT else self.ring_bytes)
         if offset is None:
             return None
         self._ring_idle = False
@@ -178,7 +182,7 @@ class SenderMemory:
         self._aging = self._loop.call_later(IDLE, self._age) if more else None
 
     def _empty_ring(self) -> None:
-        whole = self._ring.take(self._ring.nbytes)
+        whole = self._ring.take(self.ring_bytes, self.ring_bytes)
         assert whole is not None
 
         def emptied(_: object) -> None:

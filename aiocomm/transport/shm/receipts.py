@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WITHHELD: Final = 4
-"""Receipts for this part of the ring are said at once."""
+"""Receipts for this part of the ring are said at once,"""
+MOST: Final = 4 * 1024 * 1024
+"""and receipts for so many bytes."""
 LATEST: Final = 1.0
 """Seconds after which fewer are said too, so that an idle ring is known to be idle."""
 
@@ -38,7 +40,7 @@ class Receipts:
         """A piece of the ring is free."""
         self._numbers.append(number)
         self._nbytes += nbytes
-        if self._nbytes * WITHHELD >= self.ring_bytes:
+        if self._nbytes >= MOST or self._nbytes * WITHHELD >= self.ring_bytes:
             self._flush()
         elif self._timer is None:
             self._timer = self._loop.call_later(LATEST, self._late)

@@ -36,10 +36,16 @@ class Ring:
         """Pieces that are taken."""
         return len(self._taken)
 
-    def take(self, nbytes: int) -> int | None:
-        """Offset of a fresh piece of 1 or more bytes; None while there is no room for it."""
+    def take(self, nbytes: int, within: int) -> int | None:
+        """Offset of a fresh piece; None while there is no room for it.
+
+        Args:
+            nbytes: of the piece, 1 or more.
+            within: so many bytes from the start are used, if what is taken allows; the fewer there
+                are, the more of them are in the cache.
+        """
         start = 0
-        limit = self.nbytes
+        limit = within
         if self._pieces:
             oldest, newest = self._pieces[0].offset, self._pieces[-1]
             start = (newest.end + ALIGN - 1) & -ALIGN

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiocomm.transport.shm import receipts as receipts_module
-from aiocomm.transport.shm.receipts import WITHHELD, Receipts
+from aiocomm.transport.shm.receipts import MOST, WITHHELD, Receipts
 
 pytestmark = pytest.mark.asyncio
 
@@ -27,6 +27,15 @@ async def test_small_ones_are_said_together() -> None:
         made.add(number, RING // WITHHELD // 3 + 1)
     assert said == [[0, 1, 2], [3, 4, 5]]
     made.close()
+
+
+async def test_many_bytes_are_said_whatever_the_ring_is() -> None:
+    made, said = receipts()
+    made.ring_bytes = 100 * MOST
+    made.add(0, MOST - 1)
+    assert said == []
+    made.add(1, 1)
+    assert said == [[0, 1]]
 
 
 async def test_a_large_one_and_one_that_is_waited_for_are_said_at_once() -> None:

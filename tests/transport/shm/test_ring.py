@@ -19,7 +19,7 @@ def test_pieces_never_overlap_and_lie_inside(steps: list[int]) -> None:
     taken: dict[int, int] = {}
     for step in steps:
         if step > 0:
-            offset = ring.take(step)
+            offset = ring.take(step, SIZE)
             if offset is None:
                 assert taken or step > SIZE
                 continue
@@ -34,50 +34,65 @@ def test_pieces_never_overlap_and_lie_inside(steps: list[int]) -> None:
         assert ring.used == len(taken)
     for offset in taken:
         ring.give_back(offset)
-    assert ring.take(SIZE) == 0  # all of it again, from the start
+    assert ring.take(SIZE, SIZE) == 0  # all of it again, from the start
 
 
 def test_light_traffic_stays_where_it_is_warm() -> None:
     ring = Ring(SIZE)
     for _ in range(3):
-        assert ring.take(ALIGN) == 0
+        assert ring.take(ALIGN, SIZE) == 0
         ring.give_back(0)
 
 
 def test_it_wraps_around_what_is_still_in_use() -> None:
     ring = Ring(SIZE)
-    first, second, third = (ring.take(5 * ALIGN) for _ in range(3))
-    assert ring.take(5 * ALIGN) is None
+    first, second, third = (ring.take(5 * ALIGN, SIZE) for _ in range(3))
+    assert ring.take(5 * ALIGN, SIZE) is None
     assert first == 0
     ring.give_back(first)
-    assert ring.take(6 * ALIGN) is None
-    assert ring.take(4 * ALIGN) == 0
-    assert ring.take(2 * ALIGN) is None
+    assert ring.take(6 * ALIGN, SIZE) is None
+    assert ring.take(4 * ALIGN, SIZE) == 0
+    assert ring.take(2 * ALIGN, SIZE) is None
     assert second is not None
     ring.give_back(second)
-    assert ring.take(6 * ALIGN) == 4 * ALIGN
+    assert ring.take(6 * ALIGN, SIZE) == 4 * ALIGN
     assert third is not None
-    assert ring.take(1) is None  # full to the brim
+    assert ring.take(1, SIZE) is None  # full to the brim
 
 
 def test_room_comes_back_in_the_order_of_taking() -> None:
     ring = Ring(SIZE)
-    first, second = ring.take(8 * ALIGN), ring.take(8 * ALIGN)
+    first, second = ring.take(8 * ALIGN, SIZE), ring.take(8 * ALIGN, SIZE)
     assert second is not None
     ring.give_back(second)
-    assert ring.take(8 * ALIGN) is None  # the older one is in the way
+    assert ring.take(8 * ALIGN, SIZE) is None  # the older one is in the way
     assert first is not None
     ring.give_back(first)
-    assert ring.take(16 * ALIGN) == 0
+    assert ring.take(16 * ALIGN, SIZE) == 0
 
 
 def test_what_was_not_taken_cannot_be_given_back() -> None:
     ring = Ring(SIZE)
     with pytest.raises(KeyError):
         ring.give_back(0)
-    assert ring.take(1) == 0
+    assert ring.take(1, SIZE) == 0
     with pytest.raises(KeyError):
         ring.give_back(ALIGN)
     ring.give_back(0)
     with pytest.raises(KeyError):
         ring.give_back(0)
+
+
+def test_small_pieces_keep_to_the_start_of_the_ring() -> None:
+    ring = Ring(SIZE)
+    within = 4 * ALIGN
+    offsets = [ring.take(ALIGN, within) for _ in range(5)]
+    assert offsets == [0, ALIGN, 2 * ALIGN, 3 * ALIGN, None]
+    large = ring.take(8 * ALIGN, SIZE)
+    assert large == 4 * ALIGN
+    assert ring.take(ALIGN, within) is None
+    ring.give_back(0)
+    assert ring.take(ALIGN, within) == 0
+    for offset in (ALIGN, 2 * ALIGN, 3 * ALIGN, large, 0):
+        ring.give_back(offset)
+    assert ring.used == 0
