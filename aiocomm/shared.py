@@ -8,15 +8,16 @@ out of the sender's tensor; and not at all where the user says that both may hav
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from operator import index
+from typing import TypeVar
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from .errors import UsageError
+from .payload_bytes import CODES
 from .transport.shm.shared import REGISTRY
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 
@@ -27,7 +28,8 @@ def empty_shared(
     """A CPU tensor in shared memory, all zeros; to be used, sliced and sent like any other.
 
     Tensors and slices of 256 KiB or more that lie in it are sent without being copied on this side,
-    to workers on the same host; to others, and smaller, they go like any tensor.
+    by the worker that made them to workers on the same host; to others, and smaller, they go like
+    any tensor.
 
     What a later write of the sender means is the same as for any tensor by default: the receiver
     gets memory of its own, and a completed send means that this tensor may be written again. Such a
@@ -38,16 +40,19 @@ def empty_shared(
         dtype: of its elements; torch's default where it is None.
         aliased: a message that ``recv`` takes brings this very memory, with no copy at all: every
             later write on either side is seen on the other, and when it is safe to write is for the
-            two to agree on. ``recv_tensor`` copies into its buffer all the same.
+            two to agree on; the send completes at once. What is smaller than 256 KiB, goes to
+            another host, or is taken by ``recv_tensor`` is copied all the same.
 
     Raises:
         RouteError: there is no shared memory; the text has the reason.
-        UsageError: the shape has a negative size.
+        UsageError: there is no such shape, or no such tensor of that dtype.
     """
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = _checked(shape)
     kind = torch.get_default_dtype() if dtype is None else dtype
-    if any(size < 0 for size in sizes):
-        raise UsageError(f"a tensor cannot have the shape {sizes}")
+    if not isinstance(kind, torch.dtype) or kind not in CODES:
+        raise UsageError(
+            f"the dtype is {kind!r}: give one of torch's that can be sent, the shape as one tuple"
+        )
     count = math.prod(sizes)
     if not count:
         return torch.empty(sizes, dtype=kind, device="cpu")
@@ -58,7 +63,8 @@ def empty_shared(
 def share_(module: ModuleT, *, aliased: bool = False) -> ModuleT:
     """Move the parameters and buffers of a module into shared memory, in place.
 
-    One segment takes them all. Optimizers made before keep working, as the parameters are the same
+    One segment takes them all; those of 256 KiB or more travel as ``empty_shared`` says, the others
+    like any tensor. Optimizers made before keep working, as the parameters are the same
     objects; what is tied stays tied. To be called before the first send and not during one.
 
     Args:
@@ -70,11 +76,19 @@ def share_(module: ModuleT, *, aliased: bool = False) -> ModuleT:
 
     Raises:
         RouteError: there is no shared memory.
-        UsageError: a parameter is not on the CPU, or not dense; nothing was moved.
+        UsageError: it is no module, or has a parameter that is not on the CPU, not dense or not
+            there yet; nothing was moved.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            f"share_ takes a module, not {type(module).__name__}: for a tensor make another one "
+            "with empty_shared, and copy_ into that"
+        )
     tensors = [*module.parameters(), *module.buffers()]
     storages: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
+        if is_lazy(tensor):
+            raise UsageError("share_ met a lazy parameter without a shape: run the module first")
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             raise UsageError(
                 f"share_ takes dense modules on the CPU; it has a tensor on {tensor.device}: move "
@@ -91,6 +105,16 @@ def share_(module: ModuleT, *, aliased: bool = False) -> ModuleT:
             view.set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())
             tensor.data = view
     return module
+
+
+def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = (index(shape),) if not isinstance(shape, Sequence) else tuple(map(index, shape))
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes):
+        raise UsageError(f"a tensor cannot have the shape {shape!r}: give sizes, as one tuple")
+    return sizes
 
 
 _ALIGN = 64

@@ -1,6 +1,6 @@
 """``python -m benchmarks [NAME ...]``: run them, print a table for each, and hold them to the bars.
 
-Exit status 1 when a bar was missed. docs/benchmarks.md says what each line is.
+Exit status 1 when a bar was missed, unless it was a quick run. docs/benchmarks.md says what each line is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> int:
         draw(arguments.picture, rates(scores["throughput"], settings), in_words(here))
     for outcome in outcomes:
         outcome.show(console)
-    return 0 if all(outcome.met for outcome in outcomes) else 1
+    return 0 if settings.quick or all(outcome.met for outcome in outcomes) else 1
 
 
 def run(

@@ -129,7 +129,8 @@ def measure(
         with ExitStack() as exits:
             field_ = _Field(exits, start, dead)
             present = [line for line in lines if line.stage == stage and line.name not in dead]
-            say(f"taking turns: {', '.join(line.name for line in present) or 'nobody'}")
+            if plans and present:
+                say(f"taking turns: {', '.join(line.name for line in present)}")
             for name, plan in plans.items():
                 for cell in plan.cells:
                     able = [line for line in present if cell.do in line.does]

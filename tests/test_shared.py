@@ -49,10 +49,27 @@ def test_an_empty_one_takes_no_memory() -> None:
     assert empty_shared((0, 3)).shape == (0, 3)
 
 
-@pytest.mark.parametrize("shape", [-1, (2, -3)])
-def test_a_negative_size_is_refused(shape) -> None:
+@pytest.mark.parametrize("shape", [-1, (2, -3), 2.5, (2.5, 2), "ab", None])
+def test_what_is_no_shape_is_refused(shape) -> None:
     with pytest.raises(UsageError, match="cannot have the shape"):
         empty_shared(shape)
+
+
+@pytest.mark.parametrize("dtype", [4, "float", torch.qint8, torch.quint4x2])
+def test_what_is_no_dtype_that_can_be_sent_is_refused(dtype) -> None:
+    with pytest.raises(UsageError, match="the shape as one tuple"):
+        empty_shared((4, 4), dtype)
+
+
+@pytest.mark.parametrize("module", [torch.ones(3), {"w": torch.ones(3)}, None])
+def test_what_is_no_module_is_refused(module) -> None:
+    with pytest.raises(UsageError, match="share_ takes a module, not"):
+        share_(module)
+
+
+def test_a_lazy_module_is_refused() -> None:
+    with pytest.raises(UsageError, match="run the module first"):
+        share_(torch.nn.LazyLinear(3))
 
 
 def test_nothing_is_left_of_it() -> None:

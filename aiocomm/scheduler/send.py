@@ -302,8 +302,10 @@ class SendLane:
         work: SendWork | None = entry.owner
         if work is None:
             return
-        entry.owner = work._packed = None
+        packed, entry.owner, work._packed = work._packed, None, None
         if error is None:
+            assert packed is not None
+            self._count(packed, entry.charge, bulk=True)
             work._finish(None)
         else:
             assert self._error is not None

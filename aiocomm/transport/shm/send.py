@@ -135,7 +135,8 @@ class ShmSender:
     ) -> asyncio.Future[None]:
         """Send 1-D uint8 CPU buffers as one message.
 
-        Done when they are copied; those in shared memory, when the peer has copied or mapped them.
+        Done when they are copied; those in shared memory, when the peer has copied them, and those
+        that are aliased at once.
 
         Cancellation: the message goes out all the same.
         """
@@ -235,7 +236,11 @@ class ShmSender:
                 return False
             job.open += 1
             self._end_span(job)
-            self._announce(job, span.piece, lambda: self._settled(job))
+            if span.piece.op is Op.ALIAS:  # nothing is read that its owner has to wait for
+                self._announce(job, span.piece, lambda: None)
+                self._settled(job)
+            else:
+                self._announce(job, span.piece, lambda: self._settled(job))
             return True
         memory = self._memory
         assert memory is not None
