@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_THREADS = 4
+NICENESS = 5
+"""How much the copying threads give way to the others."""
 
 
 def default_threads() -> int:
@@ -70,6 +72,9 @@ class Copier:
             thread.join()
 
     def _work(self) -> None:
+        with contextlib.suppress(OSError):
+            # Where cores are scarce the loop goes first: of threads alike it would wait its turn.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + NICENESS)
         while (job := self._jobs.get()) is not None:
             future, call, args = job
             value, error = None, None

@@ -1,6 +1,7 @@
 """``python -m benchmarks [NAME ...]``: run them, print a table for each, and hold them to the bars.
 
-Exit status 1 when a bar was missed, unless it was a quick run. docs/benchmarks.md says what each line is.
+Exit status 1 when a bar was missed, unless it was a quick run. docs/benchmarks.md says what each
+line is.
 """
 
 from __future__ import annotations

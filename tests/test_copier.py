@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import weakref
 
 import pytest
 
-from aiocomm.copier import MOST_THREADS, Copier, default_threads
+from aiocomm.copier import MOST_THREADS, NICENESS, Copier, default_threads
 
 pytestmark = pytest.mark.asyncio
 
@@ -37,6 +38,16 @@ async def test_calls_begin_in_their_order() -> None:
 async def test_threads_run_beside_each_other() -> None:
     made, meeting = copier(3), threading.Barrier(3)
     await asyncio.gather(*(made.run(meeting.wait, 20) for _ in range(3)))
+    made.close()
+
+
+async def test_the_threads_give_way_to_the_loop() -> None:
+    made = copier()
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    assert await made.run(niceness) == min(19, niceness() + NICENESS)
     made.close()
 
 
