@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...packing import LARGE, nothing
+from ...packing import ALIGN, LARGE, nothing
 from ...payload_bytes import view_of
 
 if TYPE_CHECKING:
@@ -68,6 +68,15 @@ class Inbound:
     position: int = 0
     open: int = 0  # copies under way
     torn: bool = False  # the rest of it will never come
+
+    def may_end(self, position: int) -> bool:
+        """Whether a piece may end there: the next one begins aligned, and leaves no byte out."""
+        if position == self.total or not position % ALIGN or not self.blocks:
+            return True
+        laid = self.buffers
+        return laid is not None and any(
+            offset + size == position for offset, size in zip(laid.offsets, laid.sizes, strict=True)
+        )
 
     def ranges(self, start: int, end: int, source: int) -> list[Range]:
         """The copies that bring these bytes of the message from the source; makes the memory.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiocomm")
 
 _UINT8 = torch.uint8
+
+
+@dataclass(slots=True, eq=False)
+class _Came:
+    """A piece that came; its segment stays mapped as long as this lives, whatever the peer says."""
+
+    piece: Piece
+    number: int
+    segment: Segment
 
 
 class ShmReceiver:
@@ -75,7 +85,7 @@ class ShmReceiver:
         self._segments: dict[int, Segment] = {}
         self._jobs: deque[Inbound] = deque()  # with bytes left to come
         self._open: dict[Inbound, None] = {}  # not done
-        self._waiting: deque[tuple[int, Piece]] = deque()  # for a job
+        self._waiting: deque[_Came] = deque()  # for a job
         self._came = 0  # pieces so far
         self._copies = CopyQueue(off_loop)
         self._error: RouteError | None = None
@@ -158,7 +168,8 @@ class ShmReceiver:
         if piece.op is not Op.COPY or piece.nbytes != total or total > COPY_LIMIT:
             self._piece_received(piece)
             return None
-        return HeldPiece(self._check(piece), piece, partial(self._give_back, self._number(), piece))
+        came = self._come(piece)
+        return HeldPiece(came.segment, piece, partial(self._give_back, came))
 
     def chunk_received(self, frame: Frame) -> None:
         """The next piece.
@@ -176,22 +187,19 @@ class ShmReceiver:
             if segment is not None:
                 self._off_loop(_unmap, [segment])
             return
-        self._check(piece)
-        self._waiting.append((self._number(), piece))
+        self._waiting.append(self._come(piece))
         self._advance()
 
-    def _check(self, piece: Piece) -> Segment:
-        """The segment in which the piece lies."""
+    def _come(self, piece: Piece) -> _Came:
+        """Number a piece, and find the segment in which it lies."""
         if piece.segment not in self._segments:
             self._collect(piece.segment)
         segment = self._segments[piece.segment]
         if not 0 < piece.nbytes <= segment.nbytes - piece.offset:
             raise ProtocolError("a piece of the peer does not lie in its segment")
-        return segment
-
-    def _number(self) -> int:
-        number, self._came = self._came, self._came + 1
-        return number
+        came = _Came(piece, self._came, segment)
+        self._came += 1
+        return came
 
     def _enter(self, job: Inbound) -> asyncio.Future[None]:
         if self._error is not None:
@@ -202,7 +210,12 @@ class ShmReceiver:
         else:
             self._open[job] = None
             self._jobs.append(job)
-            self._advance()
+            try:
+                self._advance()
+            except ProtocolError as error:
+                # A piece that came before anybody asked: who asks now may be the user, and is told
+                # by his work like of any transfer that broke.
+                self._sever(error.message)
         return job.done
 
     def _collect(self, number: int) -> None:
@@ -216,19 +229,23 @@ class ShmReceiver:
     def _advance(self) -> None:
         while self._jobs and self._waiting:
             job = self._jobs[0]
-            number, piece = self._waiting.popleft()
-            if piece.nbytes > job.total - job.position:
+            came = self._waiting.popleft()
+            nbytes = came.piece.nbytes
+            if nbytes > job.total - job.position:
                 raise ProtocolError("the peer sends more bytes than it has announced")
             start = job.position
-            job.position = min(job.total, start + piece.nbytes + ALIGN - 1 & -ALIGN)
+            job.position = min(job.total, start + nbytes + ALIGN - 1 & -ALIGN)
             if job.position == job.total:
                 self._jobs.popleft()
-            self._take(job, piece, start, number)
+            self._take(job, came, start)
 
-    def _take(self, job: Inbound, piece: Piece, start: int, number: int) -> None:
-        if job.buffers is not None and job.blocks and self._keep(job, piece, start, number):
+    def _take(self, job: Inbound, came: _Came, start: int) -> None:
+        piece = came.piece
+        if job.buffers is not None and job.blocks and self._keep(job, came, start):
             return
-        address = self._segments[piece.segment].address + piece.offset
+        if not job.may_end(start + piece.nbytes):
+            raise ProtocolError("the peer leaves bytes of its message out")
+        address = came.segment.address + piece.offset
         try:
             ranges = job.ranges(start, start + piece.nbytes, address)
         except (MemoryError, RuntimeError) as error:
@@ -237,7 +254,7 @@ class ShmReceiver:
 
         def copied() -> None:
             job.open -= 1
-            self._give_back(number, piece)
+            self._give_back(came)
             self._settle(job)
 
         job.open += 1
@@ -249,22 +266,22 @@ class ShmReceiver:
         else:
             self._copies.submit(ranges, copied)
 
-    def _keep(self, job: Inbound, piece: Piece, start: int, number: int) -> bool:
+    def _keep(self, job: Inbound, came: _Came, start: int) -> bool:
         """Make tensors over the piece itself; False where it is to be copied."""
-        segment = self._segments[piece.segment]
+        piece, segment = came.piece, came.segment
         if piece.op is Op.ALIAS:
             block = next((each for each in job.blocks if each.start == start), None)
             if block is None or block.end != start + piece.nbytes:
                 raise ProtocolError("the peer aliases what is no buffer of its message")
             view = segment.view[piece.offset : piece.offset + piece.nbytes]
             block.memory = torch.frombuffer(view, dtype=_UINT8)
-            self._give_back(number, piece)
+            self._give_back(came)
             self._settle(job)
             return True
         if piece.op is not Op.LEND or piece.nbytes != job.total:
             return False
         view = segment.view[piece.offset : piece.offset + piece.nbytes]
-        if not self._leases.begin(view, number):
+        if not self._leases.begin(view, came.number):
             return False
         job.over(view)
         self._settle(job)
@@ -288,11 +305,11 @@ class ShmReceiver:
         if not job.done.done():
             job.done.set_exception(error)
 
-    def _give_back(self, number: int, piece: Piece) -> None:
-        if piece.segment == RING_NUMBER:
-            self._receipts.add(number, piece.nbytes)
+    def _give_back(self, came: _Came) -> None:
+        if came.piece.segment == RING_NUMBER:
+            self._receipts.add(came.number, came.piece.nbytes)
         else:
-            self._receipts.add_at_once(number)
+            self._receipts.add_at_once(came.number)
 
     def _say(self, numbers: list[int]) -> None:
         if self._error is not None:
@@ -330,10 +347,10 @@ class ShmReceiver:
         for sizes in upcoming:
             total, position = lay_out(sizes)[1], 0
             while position < total:
-                piece = next(pieces, None)
-                if piece is None:
+                came = next(pieces, None)
+                if came is None:
                     return whole
-                position = position + piece[1].nbytes + ALIGN - 1 & -ALIGN
+                position = position + came.piece.nbytes + ALIGN - 1 & -ALIGN
             whole += 1
         return whole
 
@@ -342,9 +359,12 @@ class ShmReceiver:
 
         What is lent stays with its tensors.
         """
+        self._sever("the shared-memory route was severed")
+
+    def _sever(self, reason: str) -> None:
         if self._error is not None:
             return
-        self._error = RouteError("the shared-memory route was severed")
+        self._error = RouteError(reason)
         if not self._ring.done():
             self._ring.set_exception(self._error)
             self._ring.exception()  # nobody may be waiting
