@@ -169,6 +169,8 @@ class ShmReceiver:
             self._piece_received(piece)
             return None
         came = self._come(piece)
+        if came is None:
+            return None
         return HeldPiece(came.segment, piece, partial(self._give_back, came))
 
     def chunk_received(self, frame: Frame) -> None:
@@ -176,7 +178,6 @@ class ShmReceiver:
 
         Raises:
             ProtocolError: it does not lie where the peer says, or is more than was announced.
-            RouteError: its memory cannot be mapped.
         """
         if self._error is None:
             self._piece_received(Piece.unpack(frame.head))
@@ -187,13 +188,22 @@ class ShmReceiver:
             if segment is not None:
                 self._off_loop(_unmap, [segment])
             return
-        self._waiting.append(self._come(piece))
-        self._advance()
+        came = self._come(piece)
+        if came is not None:
+            self._waiting.append(came)
+            self._advance()
 
-    def _come(self, piece: Piece) -> _Came:
-        """Number a piece, and find the segment in which it lies."""
+    def _come(self, piece: Piece) -> _Came | None:
+        """Number a piece, and find the segment in which it lies.
+
+        Where that cannot be mapped the route is over, which is no fault of the peer's: None.
+        """
         if piece.segment not in self._segments:
-            self._collect(piece.segment)
+            try:
+                self._collect(piece.segment)
+            except RouteError as error:
+                self._sever(error.message)
+                return None
         segment = self._segments[piece.segment]
         if not 0 < piece.nbytes <= segment.nbytes - piece.offset:
             raise ProtocolError("a piece of the peer does not lie in its segment")

@@ -54,7 +54,7 @@ class Registry:
         def gone(_: object) -> None:
             self._bases = None
             _, shared = self._found.pop(base)
-            # A watcher knows its segment: as long as it is listed here, that waits for the collector.
+            # A watcher knows its segment: listed here it would keep that for the collector.
             watchers, shared.watchers = shared.watchers, []
             for watcher in watchers:
                 watcher()

@@ -14,6 +14,7 @@ import torch
 from aiocomm.errors import PeerLostError, ProtocolError, RouteError
 from aiocomm.packing import LARGE
 from aiocomm.transport.base import Frame, FrameKind
+from aiocomm.transport.shm.mailbox import Mailbox
 from aiocomm.transport.shm.segment import Segment
 from aiocomm.transport.shm.shared import REGISTRY
 from aiocomm.transport.shm.wire import RING_NUMBER, Op, Piece, unpack_numbers
@@ -252,6 +253,23 @@ async def test_a_lie_found_when_somebody_asks_fails_the_work_and_not_the_call(
         for _ in range(2):
             with pytest.raises(RouteError, match=match):
                 await both.receiver.receive([blank(200)])
+
+
+async def test_memory_that_cannot_be_mapped_ends_the_route_and_is_no_fault_of_the_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ends() as both:
+
+        def collect(self: Mailbox) -> None:
+            raise RouteError("cannot be mapped")
+
+        monkeypatch.setattr(Mailbox, "collect", collect)
+        received = both.receiver.receive([blank(100)])
+        both.receiver.chunk_received(chunk(Op.COPY, 7, 0, 100))
+        assert both.receiver.hold(Piece(Op.COPY, 7, 0, 100).pack(), [100]) is None
+        for future in (received, both.receiver.receive([blank(100)])):
+            with pytest.raises(RouteError, match="cannot be mapped"):
+                await future
 
 
 async def test_severing_fails_what_is_pending_once_nothing_is_written() -> None:
