@@ -72,6 +72,7 @@ class SocketLink(LinkEnd, asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._write = transport.write
+        self._is_closing = transport.is_closing
         if self._loop not in _receive_buffers:
             _receive_buffers[self._loop] = receive_buffer()
         self._decoder = Decoder(_receive_buffers[self._loop])
@@ -125,6 +126,8 @@ class SocketLink(LinkEnd, asyncio.BufferedProtocol):
     ) -> None:
         if not self._up:
             raise self._refusal()
+        if self._is_closing():  # a write has failed just now; the loop warns of each one after it
+            return
         head_size = len(head)
         body_size = len(body)
         size = HEADER_SIZE + head_size + body_size
@@ -255,7 +258,6 @@ class SocketLink(LinkEnd, asyncio.BufferedProtocol):
         Where a write finds out first that the peer is gone, the loop reads no more; but sends that
         have completed may lie in the socket still, and the goodbye.
         """
-        self._write = lambda data: None  # what the handler answers reaches nobody
         try:
             descriptor = self._transport.get_extra_info("socket").fileno()
             while self._up and (count := os.readv(descriptor, (self._decoder.buffer(),))):

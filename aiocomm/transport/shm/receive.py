@@ -316,6 +316,8 @@ class ShmReceiver:
             job.done.set_exception(error)
 
     def _give_back(self, came: _Came) -> None:
+        if self._error is not None:  # what is held may be let go of much later: no timer for that
+            return
         if came.piece.segment == RING_NUMBER:
             self._receipts.add(came.number, came.piece.nbytes)
         else:
