@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import socket
 import weakref
 
@@ -87,34 +86,6 @@ async def test_end_of_file_in_the_middle_of_a_frame(way: str) -> None:
         assert "in the middle of a frame without goodbye" in str(loss)
         assert [frame.body for frame in handler.frames] == [b"whole"]
         assert await peer.ended()
-
-
-@each_way
-@pytest.mark.parametrize("goodbye", [False, True])
-@pytest.mark.asyncio
-async def test_what_came_before_a_write_finds_the_peer_gone_is_not_lost(
-    way: str, goodbye: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    linked_up: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
-    async with (
-        listening(connected=linked_up.set_result) as listener,
-        raw_peer(listener, way) as peer,
-    ):
-        await peer.prove(listener)
-        link = await linked_up
-        handler = Recorder(lambda frame: link.send(FrameKind.GRANT, 0))  # it answers each
-        link.attach(handler)
-        frames = [encode(FrameKind.CHUNK, n, b"", bytes(5000)) for n in range(8)]
-        with socket.socket(fileno=os.dup(peer.socket.fileno())) as gone:
-            gone.send(b"".join([*frames, *([encode(FrameKind.GOODBYE, 0)] if goodbye else [])]))
-            gone.shutdown(socket.SHUT_RDWR)
-        for _ in range(20):  # the loop would complain of those that follow the first
-            link.send(FrameKind.CREDIT, 0)
-        loss = await handler.loss()
-        assert type(loss) is (PeerClosedError if goodbye else PeerLostError)
-        assert [frame.sequence for frame in handler.frames] == list(range(8))
-        assert not [each for each in caplog.records if each.name == "asyncio"]
-        await link.aclose()
 
 
 @each_way

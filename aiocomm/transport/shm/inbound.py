@@ -1,6 +1,6 @@
-"""One message on its way out of shared memory: which memory each of its bytes ends in.
+"""One message on its way out of shared memory: the pieces it came in, the memory it ends in.
 
-Knows addresses and positions only, neither segments nor links.
+Knows addresses and positions; of segments only that they stay mapped, and nothing of links.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...packing import ALIGN, LARGE, nothing
+from ...packing import ALIGN, LARGE, lay_out, nothing
 from ...payload_bytes import view_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ...packing_places import Laid
     from .copies import Range
@@ -32,6 +32,15 @@ class Block:
     start: int
     end: int
     memory: torch.Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Came:
+    """A piece that came; its segment stays mapped as long as this lives, whatever the peer says."""
+
+    piece: Piece
+    number: int
+    segment: Segment
 
 
 class HeldPiece:
@@ -134,3 +143,18 @@ def blocks_for(sizes: Sequence[int], offsets: Sequence[int]) -> list[Block]:
         elif size:
             blocks[-1].end = offset + size
     return blocks
+
+
+def whole_messages(pieces: Iterable[Came], sizes: Iterable[Sequence[int]]) -> int:
+    """How many of the messages with buffers of these sizes are in the pieces, whole."""
+    whole = 0
+    rest = iter(pieces)
+    for each in sizes:
+        total, position = lay_out(each)[1], 0
+        while position < total:
+            came = next(rest, None)
+            if came is None:
+                return whole
+            position = position + came.piece.nbytes + ALIGN - 1 & -ALIGN
+        whole += 1
+    return whole

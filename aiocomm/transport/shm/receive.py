@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +24,7 @@ from ...packing_places import Laid
 from ...runtime import COPY_LIMIT
 from ..base import FrameKind
 from .copies import CopyQueue, OffLoop, copy
-from .inbound import Block, HeldPiece, Inbound, blocks_for
+from .inbound import Block, Came, HeldPiece, Inbound, blocks_for, whole_messages
 from .leases import Leases
 from .mailbox import Mailbox
 from .receipts import Receipts
@@ -40,15 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiocomm")
 
 _UINT8 = torch.uint8
-
-
-@dataclass(slots=True, eq=False)
-class _Came:
-    """A piece that came; its segment stays mapped as long as this lives, whatever the peer says."""
-
-    piece: Piece
-    number: int
-    segment: Segment
 
 
 class ShmReceiver:
@@ -85,7 +75,7 @@ class ShmReceiver:
         self._segments: dict[int, Segment] = {}
         self._jobs: deque[Inbound] = deque()  # with bytes left to come
         self._open: dict[Inbound, None] = {}  # not done
-        self._waiting: deque[_Came] = deque()  # for a job
+        self._waiting: deque[Came] = deque()  # for a job
         self._came = 0  # pieces so far
         self._copies = CopyQueue(off_loop)
         self._error: RouteError | None = None
@@ -193,7 +183,7 @@ class ShmReceiver:
             self._waiting.append(came)
             self._advance()
 
-    def _come(self, piece: Piece) -> _Came | None:
+    def _come(self, piece: Piece) -> Came | None:
         """Number a piece, and find the segment in which it lies.
 
         Where that cannot be mapped the route is over, which is no fault of the peer's: None.
@@ -207,7 +197,7 @@ class ShmReceiver:
         segment = self._segments[piece.segment]
         if not 0 < piece.nbytes <= segment.nbytes - piece.offset:
             raise ProtocolError("a piece of the peer does not lie in its segment")
-        came = _Came(piece, self._came, segment)
+        came = Came(piece, self._came, segment)
         self._came += 1
         return came
 
@@ -249,7 +239,7 @@ class ShmReceiver:
                 self._jobs.popleft()
             self._take(job, came, start)
 
-    def _take(self, job: Inbound, came: _Came, start: int) -> None:
+    def _take(self, job: Inbound, came: Came, start: int) -> None:
         piece = came.piece
         if job.buffers is not None and job.blocks and self._keep(job, came, start):
             return
@@ -276,7 +266,7 @@ class ShmReceiver:
         else:
             self._copies.submit(ranges, copied)
 
-    def _keep(self, job: Inbound, came: _Came, start: int) -> bool:
+    def _keep(self, job: Inbound, came: Came, start: int) -> bool:
         """Make tensors over the piece itself; False where it is to be copied."""
         piece, segment = came.piece, came.segment
         if piece.op is Op.ALIAS:
@@ -315,7 +305,7 @@ class ShmReceiver:
         if not job.done.done():
             job.done.set_exception(error)
 
-    def _give_back(self, came: _Came) -> None:
+    def _give_back(self, came: Came) -> None:
         if self._error is not None:  # what is held may be let go of much later: no timer for that
             return
         if came.piece.segment == RING_NUMBER:
@@ -354,17 +344,7 @@ class ShmReceiver:
         for job in jobs:  # no piece waits while there is one
             job.torn = True
             self._settle(job)
-        whole = 0
-        pieces = iter(self._waiting)
-        for sizes in upcoming:
-            total, position = lay_out(sizes)[1], 0
-            while position < total:
-                came = next(pieces, None)
-                if came is None:
-                    return whole
-                position = position + came.piece.nbytes + ALIGN - 1 & -ALIGN
-            whole += 1
-        return whole
+        return whole_messages(self._waiting, upcoming)
 
     def sever(self) -> None:
         """Fail what is pending, as soon as nothing is written to its memory any more. Idempotent.
