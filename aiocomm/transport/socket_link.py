@@ -13,6 +13,8 @@ peer has not read yet, the goodbye included.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +31,8 @@ from .sockets import is_unix, local_host, translate
 if TYPE_CHECKING:
     from .base import Frame, Hello, LinkHandler
     from .heart import Heart
+
+log = logging.getLogger("aiocomm")
 
 ONE_WRITE = 32 * 1024
 """Frames up to this many bytes are joined and written as one piece; larger ones are not copied."""
@@ -68,6 +72,7 @@ class SocketLink(LinkEnd, asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._write = transport.write
+        self._is_closing = transport.is_closing
         if self._loop not in _receive_buffers:
             _receive_buffers[self._loop] = receive_buffer()
         self._decoder = Decoder(_receive_buffers[self._loop])
@@ -121,6 +126,8 @@ class SocketLink(LinkEnd, asyncio.BufferedProtocol):
     ) -> None:
         if not self._up:
             raise self._refusal()
+        if self._is_closing():  # a write has failed just now; the loop warns of each one after it
+            return
         head_size = len(head)
         body_size = len(body)
         size = HEADER_SIZE + head_size + body_size
@@ -221,6 +228,8 @@ class SocketLink(LinkEnd, asyncio.BufferedProtocol):
             self._lose(self._lost(f"closed the connection{where} without goodbye: did it die?"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._up and exc is not None:
+            self._take_rest()
         if self._up or (self._error is None and exc is not None):
             error = self._lost("is gone: the connection broke")
             error.__cause__ = exc
@@ -242,6 +251,19 @@ class SocketLink(LinkEnd, asyncio.BufferedProtocol):
         self._wake()
 
     # --- inside ---
+
+    def _take_rest(self) -> None:
+        """Take what the peer has sent before the connection broke.
+
+        Where a write finds out first that the peer is gone, the loop reads no more; but sends that
+        have completed may lie in the socket still, and the goodbye.
+        """
+        try:
+            descriptor = self._transport.get_extra_info("socket").fileno()
+            while self._up and (count := os.readv(descriptor, (self._decoder.buffer(),))):
+                self.buffer_updated(count)
+        except OSError as error:
+            log.debug("%r: no more can be read: %s", self, error)
 
     def _take(self, frames: list[Frame]) -> None:
         self._frames_in += len(frames)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import aiocomm
-from aiocomm.errors import PeerLostError
+from aiocomm.errors import PeerLostError, RouteError
 
 from ..processes import Stage, Workers, run_workers
 from .members import group_with, member
@@ -194,6 +195,39 @@ def test_without_shared_memory_gloo_takes_over_with_one_warning(loop_name: str) 
     (warning,) = found[0][1]
     assert "route shm cannot be set up, falling back to the next one" in warning
     assert "bytes of shared memory cannot be had: File too large" in warning
+
+
+async def runs_out_of_descriptors(stage: Stage) -> None:
+    async with member(stage) as collective:
+        group = group_with(collective, 1 - stage.rank)
+        if stage.rank == 0:
+            await group.send({"x": value_of(0, 2 * MIB)})
+            await stage.wait("out")
+            work = group.send({"x": value_of(1)})  # a segment that the peer does not have yet
+            with contextlib.suppress(RouteError):
+                await work
+            assert await group.recv() == "the other direction goes on"
+            return
+        await group.recv()
+        spare = [os.open(os.devnull, os.O_RDONLY)]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard)
+        )
+        with contextlib.suppress(OSError):
+            while True:
+                spare.append(os.dup(spare[0]))
+        stage.set("out")
+        with pytest.raises(RouteError, match="no descriptor is left here"):
+            await group.recv()
+        for descriptor in spare:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await group.send("the other direction goes on")
+
+
+def test_a_receiver_without_descriptors_loses_that_direction_only(loop_name: str) -> None:
+    run_workers(runs_out_of_descriptors, 2, loop=loop_name)
 
 
 async def shares(stage: Stage, aliased: bool) -> int:

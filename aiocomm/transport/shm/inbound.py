@@ -1,6 +1,6 @@
-"""One message on its way out of shared memory: which memory each of its bytes ends in.
+"""One message on its way out of shared memory: the pieces it came in, the memory it ends in.
 
-Knows addresses and positions only, neither segments nor links.
+Knows addresses and positions; of segments only that they stay mapped, and nothing of links.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...packing import LARGE, nothing
+from ...packing import ALIGN, LARGE, lay_out, nothing
 from ...payload_bytes import view_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ...packing_places import Laid
     from .copies import Range
@@ -32,6 +32,15 @@ class Block:
     start: int
     end: int
     memory: torch.Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Came:
+    """A piece that came; its segment stays mapped as long as this lives, whatever the peer says."""
+
+    piece: Piece
+    number: int
+    segment: Segment
 
 
 class HeldPiece:
@@ -68,6 +77,15 @@ class Inbound:
     position: int = 0
     open: int = 0  # copies under way
     torn: bool = False  # the rest of it will never come
+
+    def may_end(self, position: int) -> bool:
+        """Whether a piece may end there: the next one begins aligned, and leaves no byte out."""
+        if position == self.total or not position % ALIGN or not self.blocks:
+            return True
+        laid = self.buffers
+        return laid is not None and any(
+            offset + size == position for offset, size in zip(laid.offsets, laid.sizes, strict=True)
+        )
 
     def ranges(self, start: int, end: int, source: int) -> list[Range]:
         """The copies that bring these bytes of the message from the source; makes the memory.
@@ -125,3 +143,18 @@ def blocks_for(sizes: Sequence[int], offsets: Sequence[int]) -> list[Block]:
         elif size:
             blocks[-1].end = offset + size
     return blocks
+
+
+def whole_messages(pieces: Iterable[Came], sizes: Iterable[Sequence[int]]) -> int:
+    """How many of the messages with buffers of these sizes are in the pieces, whole."""
+    whole = 0
+    rest = iter(pieces)
+    for each in sizes:
+        total, position = lay_out(each)[1], 0
+        while position < total:
+            came = next(rest, None)
+            if came is None:
+                return whole
+            position = position + came.piece.nbytes + ALIGN - 1 & -ALIGN
+        whole += 1
+    return whole

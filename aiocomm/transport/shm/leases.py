@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Leases:
         self._loop = loop
         self._ended = ended
         self._leases: dict[int, weakref.ref[memoryview]] = {}
-        self._dropped: list[tuple[int, int]] = []  # number, bytes
+        self._dropped: deque[tuple[int, int]] = deque()  # number, bytes
         self.limit = self.nbytes = 0
 
     def begin(self, view: memoryview, number: int) -> bool:
@@ -50,9 +51,11 @@ class Leases:
         return True
 
     def _end(self) -> None:
-        dropped, self._dropped = self._dropped, []
-        for number, nbytes in dropped:
+        numbers = []
+        while self._dropped:  # one by one: another thread may be about to add to it
+            number, nbytes = self._dropped.popleft()
             del self._leases[number]
             self.nbytes -= nbytes
-        if dropped:
-            self._ended(*(number for number, _ in dropped))
+            numbers.append(number)
+        if numbers:
+            self._ended(*numbers)

@@ -117,12 +117,12 @@ class Mailbox:
 
         Raises:
             ProtocolError: what came is no segment.
-            RouteError: it cannot be mapped.
+            RouteError: it cannot be mapped, or this process has no descriptor left for it.
         """
         if self._socket is None:
             return None
         try:
-            label, descriptors, _, _ = socket.recv_fds(
+            label, descriptors, flags, _ = socket.recv_fds(
                 self._socket, _LABEL.size + 1, 8, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
@@ -134,6 +134,8 @@ class Mailbox:
         if len(label) != _LABEL.size or len(descriptors) != 1:
             for descriptor in descriptors:
                 os.close(descriptor)
+            if flags & socket.MSG_CTRUNC and not descriptors:
+                raise RouteError("no descriptor is left here for the memory that the peer shares")
             raise ProtocolError("the peer hands over what is no memory")
         number, nbytes = _LABEL.unpack(label)
         return number, Segment.adopt(descriptors[0], nbytes)

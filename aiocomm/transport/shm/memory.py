@@ -196,7 +196,8 @@ class SenderMemory:
         if self._aging is not None:
             self._aging.cancel()
         for shared, (_, unused) in self._shared.items():
-            shared.watchers.remove(unused)
+            with contextlib.suppress(ValueError):  # told just now, in another thread perhaps
+                shared.watchers.remove(unused)
         self._shared.clear()
         for lent in self._pool.clear():
             self._off_loop(lent.drop)

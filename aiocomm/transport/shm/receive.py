@@ -24,7 +24,7 @@ from ...packing_places import Laid
 from ...runtime import COPY_LIMIT
 from ..base import FrameKind
 from .copies import CopyQueue, OffLoop, copy
-from .inbound import Block, HeldPiece, Inbound, blocks_for
+from .inbound import Block, Came, HeldPiece, Inbound, blocks_for, whole_messages
 from .leases import Leases
 from .mailbox import Mailbox
 from .receipts import Receipts
@@ -75,7 +75,7 @@ class ShmReceiver:
         self._segments: dict[int, Segment] = {}
         self._jobs: deque[Inbound] = deque()  # with bytes left to come
         self._open: dict[Inbound, None] = {}  # not done
-        self._waiting: deque[tuple[int, Piece]] = deque()  # for a job
+        self._waiting: deque[Came] = deque()  # for a job
         self._came = 0  # pieces so far
         self._copies = CopyQueue(off_loop)
         self._error: RouteError | None = None
@@ -158,14 +158,16 @@ class ShmReceiver:
         if piece.op is not Op.COPY or piece.nbytes != total or total > COPY_LIMIT:
             self._piece_received(piece)
             return None
-        return HeldPiece(self._check(piece), piece, partial(self._give_back, self._number(), piece))
+        came = self._come(piece)
+        if came is None:
+            return None
+        return HeldPiece(came.segment, piece, partial(self._give_back, came))
 
     def chunk_received(self, frame: Frame) -> None:
         """The next piece.
 
         Raises:
             ProtocolError: it does not lie where the peer says, or is more than was announced.
-            RouteError: its memory cannot be mapped.
         """
         if self._error is None:
             self._piece_received(Piece.unpack(frame.head))
@@ -176,22 +178,28 @@ class ShmReceiver:
             if segment is not None:
                 self._off_loop(_unmap, [segment])
             return
-        self._check(piece)
-        self._waiting.append((self._number(), piece))
-        self._advance()
+        came = self._come(piece)
+        if came is not None:
+            self._waiting.append(came)
+            self._advance()
 
-    def _check(self, piece: Piece) -> Segment:
-        """The segment in which the piece lies."""
+    def _come(self, piece: Piece) -> Came | None:
+        """Number a piece, and find the segment in which it lies.
+
+        Where that cannot be mapped the route is over, which is no fault of the peer's: None.
+        """
         if piece.segment not in self._segments:
-            self._collect(piece.segment)
+            try:
+                self._collect(piece.segment)
+            except RouteError as error:
+                self._sever(error.message)
+                return None
         segment = self._segments[piece.segment]
         if not 0 < piece.nbytes <= segment.nbytes - piece.offset:
             raise ProtocolError("a piece of the peer does not lie in its segment")
-        return segment
-
-    def _number(self) -> int:
-        number, self._came = self._came, self._came + 1
-        return number
+        came = Came(piece, self._came, segment)
+        self._came += 1
+        return came
 
     def _enter(self, job: Inbound) -> asyncio.Future[None]:
         if self._error is not None:
@@ -202,7 +210,12 @@ class ShmReceiver:
         else:
             self._open[job] = None
             self._jobs.append(job)
-            self._advance()
+            try:
+                self._advance()
+            except ProtocolError as error:
+                # A piece that came before anybody asked: who asks now may be the user, and is told
+                # by his work like of any transfer that broke.
+                self._sever(error.message)
         return job.done
 
     def _collect(self, number: int) -> None:
@@ -216,19 +229,23 @@ class ShmReceiver:
     def _advance(self) -> None:
         while self._jobs and self._waiting:
             job = self._jobs[0]
-            number, piece = self._waiting.popleft()
-            if piece.nbytes > job.total - job.position:
+            came = self._waiting.popleft()
+            nbytes = came.piece.nbytes
+            if nbytes > job.total - job.position:
                 raise ProtocolError("the peer sends more bytes than it has announced")
             start = job.position
-            job.position = min(job.total, start + piece.nbytes + ALIGN - 1 & -ALIGN)
+            job.position = min(job.total, start + nbytes + ALIGN - 1 & -ALIGN)
             if job.position == job.total:
                 self._jobs.popleft()
-            self._take(job, piece, start, number)
+            self._take(job, came, start)
 
-    def _take(self, job: Inbound, piece: Piece, start: int, number: int) -> None:
-        if job.buffers is not None and job.blocks and self._keep(job, piece, start, number):
+    def _take(self, job: Inbound, came: Came, start: int) -> None:
+        piece = came.piece
+        if job.buffers is not None and job.blocks and self._keep(job, came, start):
             return
-        address = self._segments[piece.segment].address + piece.offset
+        if not job.may_end(start + piece.nbytes):
+            raise ProtocolError("the peer leaves bytes of its message out")
+        address = came.segment.address + piece.offset
         try:
             ranges = job.ranges(start, start + piece.nbytes, address)
         except (MemoryError, RuntimeError) as error:
@@ -237,7 +254,7 @@ class ShmReceiver:
 
         def copied() -> None:
             job.open -= 1
-            self._give_back(number, piece)
+            self._give_back(came)
             self._settle(job)
 
         job.open += 1
@@ -249,22 +266,22 @@ class ShmReceiver:
         else:
             self._copies.submit(ranges, copied)
 
-    def _keep(self, job: Inbound, piece: Piece, start: int, number: int) -> bool:
+    def _keep(self, job: Inbound, came: Came, start: int) -> bool:
         """Make tensors over the piece itself; False where it is to be copied."""
-        segment = self._segments[piece.segment]
+        piece, segment = came.piece, came.segment
         if piece.op is Op.ALIAS:
             block = next((each for each in job.blocks if each.start == start), None)
             if block is None or block.end != start + piece.nbytes:
                 raise ProtocolError("the peer aliases what is no buffer of its message")
             view = segment.view[piece.offset : piece.offset + piece.nbytes]
             block.memory = torch.frombuffer(view, dtype=_UINT8)
-            self._give_back(number, piece)
+            self._give_back(came)
             self._settle(job)
             return True
         if piece.op is not Op.LEND or piece.nbytes != job.total:
             return False
         view = segment.view[piece.offset : piece.offset + piece.nbytes]
-        if not self._leases.begin(view, number):
+        if not self._leases.begin(view, came.number):
             return False
         job.over(view)
         self._settle(job)
@@ -288,11 +305,13 @@ class ShmReceiver:
         if not job.done.done():
             job.done.set_exception(error)
 
-    def _give_back(self, number: int, piece: Piece) -> None:
-        if piece.segment == RING_NUMBER:
-            self._receipts.add(number, piece.nbytes)
+    def _give_back(self, came: Came) -> None:
+        if self._error is not None:  # what is held may be let go of much later: no timer for that
+            return
+        if came.piece.segment == RING_NUMBER:
+            self._receipts.add(came.number, came.piece.nbytes)
         else:
-            self._receipts.add_at_once(number)
+            self._receipts.add_at_once(came.number)
 
     def _say(self, numbers: list[int]) -> None:
         if self._error is not None:
@@ -325,26 +344,19 @@ class ShmReceiver:
         for job in jobs:  # no piece waits while there is one
             job.torn = True
             self._settle(job)
-        whole = 0
-        pieces = iter(self._waiting)
-        for sizes in upcoming:
-            total, position = lay_out(sizes)[1], 0
-            while position < total:
-                piece = next(pieces, None)
-                if piece is None:
-                    return whole
-                position = position + piece[1].nbytes + ALIGN - 1 & -ALIGN
-            whole += 1
-        return whole
+        return whole_messages(self._waiting, upcoming)
 
     def sever(self) -> None:
         """Fail what is pending, as soon as nothing is written to its memory any more. Idempotent.
 
         What is lent stays with its tensors.
         """
+        self._sever("the shared-memory route was severed")
+
+    def _sever(self, reason: str) -> None:
         if self._error is not None:
             return
-        self._error = RouteError("the shared-memory route was severed")
+        self._error = RouteError(reason)
         if not self._ring.done():
             self._ring.set_exception(self._error)
             self._ring.exception()  # nobody may be waiting

@@ -54,7 +54,9 @@ class Registry:
         def gone(_: object) -> None:
             self._bases = None
             _, shared = self._found.pop(base)
-            for watcher in shared.watchers:
+            # A watcher knows its segment: listed here it would keep that for the collector.
+            watchers, shared.watchers = shared.watchers, []
+            for watcher in watchers:
                 watcher()
 
         self._found[base] = (weakref.ref(view, gone), Shared(segment, aliased))

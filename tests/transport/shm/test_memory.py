@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 import torch
@@ -38,6 +39,36 @@ async def test_the_peer_hears_when_shared_memory_goes_out_of_use() -> None:
         assert pieces(both)[-1].op is Op.FORGET
         both.carry()
         assert list(both.receiver._segments) == [RING_NUMBER]
+
+
+async def test_shared_memory_goes_without_the_garbage_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with ends() as both:
+            tensor = shared(2 * MIB)
+            found = REGISTRY.find(tensor.data_ptr(), 1)
+            assert found is not None
+            segment = weakref.ref(found[0].segment)
+            del found
+            sent = both.send([tensor], lend=False)
+            received = both.receiver.receive([blank(2 * MIB)])
+            await both.run(sent, received)
+            del tensor
+            await both.run(asyncio.ensure_future(asyncio.sleep(0.01)))
+            assert segment() is None
+    finally:
+        gc.enable()
+
+
+async def test_a_route_may_close_before_it_hears_of_memory_that_has_gone() -> None:
+    async with ends() as both:
+        tensor = shared(2 * MIB)
+        sent = both.send([tensor], lend=False)
+        await both.run(sent, both.receiver.receive([blank(2 * MIB)]))
+        del tensor
+        gc.collect()
+        await both.sender.aclose()
 
 
 async def test_a_closed_route_is_not_watched_by_memory_that_lives_on() -> None:

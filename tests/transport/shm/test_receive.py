@@ -7,6 +7,7 @@ import gc
 import struct
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from aiocomm.errors import PeerLostError, ProtocolError, RouteError
 from aiocomm.packing import LARGE
 from aiocomm.transport.base import Frame, FrameKind
 from aiocomm.transport.shm.shared import REGISTRY
-from aiocomm.transport.shm.wire import RING_NUMBER, Op, Piece, unpack_numbers
+from aiocomm.transport.shm.wire import Op, Piece, unpack_numbers
 
 from .ends import LABEL, MIB, Ends, blank, ends, ramp
 
@@ -186,26 +187,6 @@ async def test_no_memory_fails_that_message_and_no_other(monkeypatch: pytest.Mon
         assert buffers[0].equal(ramp(2 * MIB))
 
 
-@pytest.mark.parametrize(
-    ("frame", "match"),
-    [
-        pytest.param(chunk(Op.COPY, 9, 0, 10), "segment 9, which it has not shared", id="vanished"),
-        pytest.param(chunk(Op.COPY, RING_NUMBER, 0, 2**63), "does not lie", id="long"),
-        pytest.param(chunk(Op.COPY, RING_NUMBER, 2**64 - 1, 10), "does not lie", id="far"),
-        pytest.param(chunk(Op.COPY, RING_NUMBER, 0, 0), "does not lie", id="empty"),
-        pytest.param(chunk(Op.COPY, RING_NUMBER, 0, 101), "more bytes than", id="more"),
-        pytest.param(chunk(Op.LEND, RING_NUMBER, 0, 101), "more bytes than", id="lends more"),
-        pytest.param(chunk(Op.ALIAS, RING_NUMBER, 0, 99), "no buffer of its", id="alias"),
-        pytest.param(Frame(FrameKind.CHUNK, 0, b"x", b""), "cannot be read", id="noise"),
-    ],
-)
-async def test_a_peer_that_lies_is_told_so(frame: Frame, match: str) -> None:
-    async with ends() as both:
-        both.receiver.fetch([100])
-        with pytest.raises(ProtocolError, match=match):
-            both.receiver.chunk_received(frame)
-
-
 async def test_forgetting_what_was_never_known_is_nothing() -> None:
     async with ends() as both:
         both.receiver.chunk_received(chunk(Op.FORGET, 5, 0, 0))
@@ -325,16 +306,7 @@ async def test_what_is_held_outlives_the_route() -> None:
         held = both.receiver.hold(body, [1000])
         assert held is not None
     assert bytes(held.view) == ramp(1000).numpy().tobytes()
-    held.release()
+    with mock.patch.object(both.loop, "call_later", side_effect=AssertionError):  # and no timer
+        held.release()
     assert given_back(both) == []
     assert both.receiver.hold(body, [1000]) is None
-
-
-@pytest.mark.parametrize(
-    "piece",
-    [Piece(Op.COPY, 9, 0, 100), Piece(Op.COPY, 0, 2**63, 100), Piece(Op.LEND, 0, 0, 2**63)],
-)
-async def test_an_envelope_that_lies_is_told_so(piece: Piece) -> None:
-    async with ends() as both:
-        with pytest.raises(ProtocolError):
-            both.receiver.hold(piece.pack(), [100])
