@@ -94,7 +94,8 @@ async def test_nothing_of_a_call_is_kept() -> None:
 
 
 async def test_closing_ends_what_was_begun_and_the_threads() -> None:
-    before, made, ran = threading.active_count(), copier(2), []
+    ran: list[int] = []
+    before, made = threading.active_count(), copier(2)
     futures = [made.run(ran.append, number) for number in range(20)]
     made.close()
     assert sorted(ran) == list(range(20))

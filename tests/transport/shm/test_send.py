@@ -216,11 +216,12 @@ async def test_a_message_that_was_let_in_by_another_one_is_sent_in_its_turn() ->
         def send(number: int) -> None:
             """As the lane does: the envelope of one lets the next one be sent."""
             if number < 6:
-                both.sender.send(
-                    [ramp(MIB // 4, number)],
-                    envelope=lambda body: (sent.append(number), send(number + 1)),
-                    lend=False,
-                )
+
+                def envelope(body: bytes) -> None:
+                    sent.append(number)
+                    send(number + 1)
+
+                both.sender.send([ramp(MIB // 4, number)], envelope=envelope, lend=False)
 
         send(0)
         assert sent == [0, 1, 2, 3]
