@@ -10,11 +10,10 @@ thread. The sending end is in ``send.py``, what the two say to each other in ``w
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,7 +22,8 @@ from ...packing import ALIGN, lay_out
 from ...packing_places import Laid
 from ...runtime import COPY_LIMIT
 from ..base import FrameKind
-from .copies import CopyQueue, OffLoop, copy
+from .copies import OffLoop, copy
+from .end import ShmEnd
 from .inbound import Block, Came, HeldPiece, Inbound, blocks_for, whole_messages
 from .leases import Leases
 from .mailbox import Mailbox
@@ -31,6 +31,7 @@ from .receipts import Receipts
 from .wire import RING_NUMBER, Op, Piece, pack_mailbox, pack_numbers, unpack_ring
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
     from ..base import Frame, Link
@@ -41,18 +42,10 @@ log = logging.getLogger("aiocomm")
 _UINT8 = torch.uint8
 
 
-class ShmReceiver:
-    """One direction of one group through shared memory (the ``Route`` protocol).
+class ShmReceiver(ShmEnd[Inbound]):
+    """The receiving end (the ``ReceivingRoute`` protocol); see ``ShmEnd`` for its arguments."""
 
-    Args:
-        label: the same on both sides; the keys to publish begin with it.
-        link: carries the frames.
-        loop: the loop of the runtime.
-        publish: hands a key and value to the peer's end.
-        off_loop: see ``Runtime.off_loop``.
-    """
-
-    name: Final = "shm"
+    waits_for = "ring"
 
     def __init__(
         self,
@@ -63,39 +56,13 @@ class ShmReceiver:
         publish: Callable[[str, bytes], None],
         off_loop: OffLoop,
     ) -> None:
-        self._label = label
-        self._link = link
-        self._loop = loop
-        self._publish = publish
-        self._off_loop = off_loop
+        super().__init__(label, link, loop, publish=publish, off_loop=off_loop)
         self._mailbox: Mailbox | None = None
-        self._ring: asyncio.Future[bytes] = loop.create_future()
         self._receipts = Receipts(loop, self._say)
         self._leases = Leases(loop, self._receipts.add_at_once)
         self._segments: dict[int, Segment] = {}
-        self._jobs: deque[Inbound] = deque()  # with bytes left to come
-        self._open: dict[Inbound, None] = {}  # not done
         self._waiting: deque[Came] = deque()  # for a job
         self._came = 0  # pieces so far
-        self._copies = CopyQueue(off_loop)
-        self._error: RouteError | None = None
-        self._stopped: asyncio.Future[None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<ShmReceiver {self._label!r} pending={len(self._open)}>"
-
-    # Opening
-
-    def deliver(self, key: str, value: bytes) -> None:
-        """That the sender's ring is in the mailbox.
-
-        Raises:
-            ProtocolError: it is something else.
-        """
-        if key != f"{self._label}/ring":
-            raise ProtocolError(f"the peer says {key!r}, which no sender to {self!r} can say")
-        if not self._ring.done():
-            self._ring.set_result(value)
 
     async def open(self) -> None:
         """Take the sender's ring in.
@@ -105,13 +72,10 @@ class ShmReceiver:
 
         Cancellation: what was made is dropped.
         """
-        if not self._link.same_host:
-            raise RouteError("the peer is on another host")
-        if self._error is not None:
-            raise self._refusal()
+        self._check_place()
         mailbox = self._mailbox = Mailbox()
         self._publish(f"{self._label}/mailbox", pack_mailbox(mailbox.name, mailbox.token))
-        self._receipts.ring_bytes, self._leases.limit = unpack_ring(await self._ring)
+        self._receipts.ring_bytes, self._leases.limit = unpack_ring(await self._said)
         mailbox.accept()
         self._collect(RING_NUMBER)
 
@@ -346,39 +310,11 @@ class ShmReceiver:
             self._settle(job)
         return whole_messages(self._waiting, upcoming)
 
-    def sever(self) -> None:
-        """Fail what is pending, as soon as nothing is written to its memory any more. Idempotent.
-
-        What is lent stays with its tensors.
-        """
-        self._sever("the shared-memory route was severed")
-
     def _sever(self, reason: str) -> None:
-        if self._error is not None:
-            return
-        self._error = RouteError(reason)
-        if not self._ring.done():
-            self._ring.set_exception(self._error)
-            self._ring.exception()  # nobody may be waiting
         self._receipts.close()
-        stopped = self._stopped = self._loop.create_future()
-        self._copies.stop(lambda: self._fail_pending(stopped))
+        super()._sever(reason)
 
-    async def aclose(self) -> None:
-        """Sever, and drop the memory.
-
-        Cancellation: the route is severed; the memory goes with it.
-        """
-        self.sever()
-        assert self._stopped is not None
-        await asyncio.shield(self._stopped)
-
-    def _fail_pending(self, stopped: asyncio.Future[None]) -> None:
-        for job in self._open:
-            if not job.done.done():
-                job.done.set_exception(self._refusal())
-        self._open.clear()
-        self._jobs.clear()
+    def _drop(self) -> None:
         self._waiting.clear()
         segments = list(self._segments.values())
         self._segments.clear()
@@ -386,12 +322,6 @@ class ShmReceiver:
             self._off_loop(_unmap, segments)
         if self._mailbox is not None:
             self._mailbox.close()
-        if not stopped.done():
-            stopped.set_result(None)
-
-    def _refusal(self) -> RouteError:
-        assert self._error is not None
-        return RouteError(self._error.message)
 
 
 def _unmap(segments: list[Segment]) -> None:

@@ -12,17 +12,16 @@ what is lent: a message that no segment is left for goes through the ring.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from ...errors import AiocommError, ProtocolError, RouteError
+from ...errors import AiocommError, ProtocolError
 from ...packing import ALIGN, LARGE, lay_out, sizes_of, spans_of
 from ...runtime import COPY_LIMIT
 from ..base import FrameKind
-from .copies import CopyQueue, OffLoop, copy
+from .copies import OffLoop, copy
+from .end import ShmEnd
 from .mailbox import Courier
 from .memory import SenderMemory
 from .outbound import Outbound, Span
@@ -30,6 +29,7 @@ from .shared import REGISTRY, Shared
 from .wire import RING_NUMBER, Op, Piece, pack_ring, unpack_mailbox, unpack_numbers
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterator, Sequence
 
     import torch
@@ -40,19 +40,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiocomm")
 
 
-class ShmSender:
-    """One direction of one group through shared memory (the ``Route`` protocol).
+class ShmSender(ShmEnd[Outbound]):
+    """The sending end (the ``SendingRoute`` protocol).
 
     Args:
-        label: the same on both sides; the keys to publish begin with it.
-        link: carries the frames.
-        loop: the loop of the runtime.
-        publish: hands a key and value to the peer's end.
-        off_loop: see ``Runtime.off_loop``.
+        label, link, loop, publish, off_loop: see ``ShmEnd``.
         shm_bytes: as in ``Options``.
     """
 
-    name: Final = "shm"
+    waits_for = "mailbox"
 
     def __init__(
         self,
@@ -64,38 +60,12 @@ class ShmSender:
         off_loop: OffLoop,
         shm_bytes: int,
     ) -> None:
-        self._label = label
-        self._link = link
-        self._loop = loop
-        self._publish = publish
+        super().__init__(label, link, loop, publish=publish, off_loop=off_loop)
         self._shm_bytes = shm_bytes
         self._memory: SenderMemory | None = None
-        self._mailbox: asyncio.Future[bytes] = loop.create_future()
-        self._off_loop = off_loop
-        self._copies = CopyQueue(off_loop)
-        self._jobs: deque[Outbound] = deque()  # with bytes left to announce
-        self._open: dict[Outbound, None] = {}  # not done
         self._pieces = 0
         self._pumping = False
         self._out: dict[int, Callable[[], None]] = {}  # what to do when a piece comes back
-        self._error: RouteError | None = None
-        self._stopped: asyncio.Future[None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<ShmSender {self._label!r} pending={len(self._open)}>"
-
-    # Opening
-
-    def deliver(self, key: str, value: bytes) -> None:
-        """Where the peer's mailbox is.
-
-        Raises:
-            ProtocolError: it is something else.
-        """
-        if key != f"{self._label}/mailbox":
-            raise ProtocolError(f"the peer says {key!r}, which no receiver of {self!r} can say")
-        if not self._mailbox.done():
-            self._mailbox.set_result(value)
 
     async def open(self) -> None:
         """Make the ring and hand it to the peer.
@@ -105,10 +75,7 @@ class ShmSender:
 
         Cancellation: what was made is dropped.
         """
-        if not self._link.same_host:
-            raise RouteError("the peer is on another host")
-        if self._error is not None:
-            raise self._refusal()
+        self._check_place()
         memory = self._memory = SenderMemory(
             self._loop,
             self._shm_bytes,
@@ -116,7 +83,7 @@ class ShmSender:
             forget=lambda number: self._tell(Piece(Op.FORGET, number, 0, 0)),
             room=self._pump,
         )
-        name, token = unpack_mailbox(await self._mailbox)
+        name, token = unpack_mailbox(await self._said)
         memory.connect(Courier(name, token))
         self._publish(f"{self._label}/ring", pack_ring(memory.ring_bytes, memory.lend_limit))
 
@@ -330,42 +297,11 @@ class ShmSender:
         """Nobody gives the memory back any more."""
         return False
 
-    def sever(self) -> None:
-        """Fail what is pending, as soon as nothing of it is read any more. Idempotent."""
-        if self._error is not None:
-            return
-        self._error = RouteError("the shared-memory route was severed")
-        if not self._mailbox.done():
-            self._mailbox.set_exception(self._error)
-            self._mailbox.exception()  # nobody may be waiting
-        stopped = self._stopped = self._loop.create_future()
-        self._copies.stop(lambda: self._fail_pending(stopped))
-
-    async def aclose(self) -> None:
-        """Sever, and drop the memory; what was announced stays with the peer.
-
-        Cancellation: the route is severed; the memory goes with it.
-        """
-        self.sever()
-        assert self._stopped is not None
-        await asyncio.shield(self._stopped)
-
-    def _fail_pending(self, stopped: asyncio.Future[None]) -> None:
-        for job in self._open:
-            if not job.done.done():
-                job.done.set_exception(self._refusal())
-        self._open.clear()
-        self._jobs.clear()
+    def _drop(self) -> None:
         self._out.clear()
         if self._memory is not None:
             self._memory.close()
             self._memory = None
-        if not stopped.done():
-            stopped.set_result(None)
-
-    def _refusal(self) -> RouteError:
-        assert self._error is not None
-        return RouteError(self._error.message)
 
 
 def shared_part(address: int, nbytes: int, total: int) -> tuple[Shared, int] | None:
