@@ -297,11 +297,8 @@ class BulkRoutes:
             # An answer to an earlier proposal may still come after this side has dropped it.
             self._answer.set_result(None if step is Step.READY else reason or "no reason given")
 
-    def _tell(self, step: Step, name: str, reason: str = "") -> bool:
-        """Send a step to the peer; False when the link is down."""
+    def _tell(self, step: Step, name: str, reason: str = "") -> None:
         try:
             self._link.send(FrameKind.ROUTE, 0, bytes((step,)) + f"{name}\0{reason}".encode())
         except AiocommError as error:
             log.debug("group %s: the link is down (%s): %s", self._group, step.name, error)
-            return False
-        return True

@@ -113,6 +113,11 @@ def nothing(device: torch.device | str = "cpu") -> torch.Tensor:
     return torch.empty(0, dtype=_UINT8, device=device)
 
 
+def aligned(offset: int) -> int:
+    """The next place at which a buffer may begin."""
+    return (offset + _MASK) & -ALIGN
+
+
 def lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Where each buffer begins when all lie one after the other, each aligned, and where they end.
 

@@ -16,6 +16,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from .errors import UsageError
+from .packing import lay_out
 from .payload_bytes import CODES
 from .transport.shm.shared import REGISTRY
 
@@ -117,17 +118,11 @@ def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-_ALIGN = 64
-
-
 def _copies(
     storages: list[torch.UntypedStorage], *, aliased: bool
 ) -> dict[int, torch.UntypedStorage]:
     """A copy of each storage in one segment, by the address of the original."""
-    starts, end = [], 0
-    for storage in storages:
-        starts.append(end)
-        end += -(-storage.nbytes() // _ALIGN) * _ALIGN
+    starts, end = lay_out([storage.nbytes() for storage in storages])
     if not end:
         return {}
     view = REGISTRY.make(end, aliased=aliased)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...packing import ALIGN, LARGE, lay_out, nothing
+from ...packing import ALIGN, LARGE, aligned, lay_out, nothing
 from ...payload_bytes import view_of
 
 if TYPE_CHECKING:
@@ -155,6 +155,6 @@ def whole_messages(pieces: Iterable[Came], sizes: Iterable[Sequence[int]]) -> in
             came = next(rest, None)
             if came is None:
                 return whole
-            position = position + came.piece.nbytes + ALIGN - 1 & -ALIGN
+            position = aligned(position + came.piece.nbytes)
         whole += 1
     return whole

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...errors import AiocommError, ProtocolError, RouteError
-from ...packing import ALIGN, lay_out
+from ...packing import aligned, lay_out
 from ...packing_places import Laid
 from ...runtime import COPY_LIMIT
 from ..base import FrameKind
@@ -198,7 +198,7 @@ class ShmReceiver(ShmEnd[Inbound]):
             if nbytes > job.total - job.position:
                 raise ProtocolError("the peer sends more bytes than it has announced")
             start = job.position
-            job.position = min(job.total, start + nbytes + ALIGN - 1 & -ALIGN)
+            job.position = min(job.total, aligned(start + nbytes))
             if job.position == job.total:
                 self._jobs.popleft()
             self._take(job, came, start)

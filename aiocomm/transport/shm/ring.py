@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ...packing import ALIGN
+from ...packing import aligned
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class Ring:
         limit = within
         if self._pieces:
             oldest, newest = self._pieces[0].offset, self._pieces[-1]
-            start = (newest.end + ALIGN - 1) & -ALIGN
+            start = aligned(newest.end)
             if newest.offset < oldest:
                 limit = oldest
             elif start + nbytes > limit:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import AiocommError, ProtocolError
-from ...packing import ALIGN, LARGE, lay_out, sizes_of, spans_of
+from ...packing import LARGE, aligned, lay_out, sizes_of, spans_of
 from ...runtime import COPY_LIMIT
 from ..base import FrameKind
 from .copies import OffLoop, copy
@@ -179,7 +179,7 @@ class ShmSender(ShmEnd[Outbound]):
                     job.spans.append(Span(start, first))
                 op = Op.ALIAS if found[0].aliased else Op.COPY
                 job.spans.append(Span(first, last, Piece(op, number, found[1], last - first)))
-                start = last + ALIGN - 1 & -ALIGN
+                start = aligned(last)
         if not start and job.lend and job.total > COPY_LIMIT and self._lend(job):
             return
         if start < job.total:
@@ -266,10 +266,8 @@ class ShmSender(ShmEnd[Outbound]):
 
     def _settled(self, job: Outbound) -> None:
         job.open -= 1
-        if not job.open and not job.spans:
-            self._finish(job)
-
-    def _finish(self, job: Outbound) -> None:
+        if job.open or job.spans:
+            return
         del self._open[job]
         if not job.done.done():
             job.done.set_result(None)
