@@ -6,6 +6,7 @@ Imports point upward only, so there is no cycle that an import inside a function
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -180,12 +181,23 @@ print(json.dumps([time.process_time() - start, sorted(set(sys.modules) - before)
 
 
 @pytest.fixture(scope="module")
-def probes() -> list[tuple[float, list[str]]]:
-    """Processor seconds and new modules of ``import aiocomm`` after torch, three times."""
+def probes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, list[str]]]:
+    """Processor seconds and new modules of ``import aiocomm`` after torch, three times.
+
+    The first run compiles; the others find the byte code that an installed package has, whether or
+    not this environment lets one be written beside the source.
+    """
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("byte_code"))}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     found = []
-    for _ in range(3):
+    for _ in range(4):
         done = subprocess.run(
-            [sys.executable, "-c", PROBE], cwd=ROOT, check=True, capture_output=True, text=True
+            [sys.executable, "-c", PROBE],
+            cwd=ROOT,
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
         )
         assert done.stderr == ""
         found.append(tuple(json.loads(done.stdout)))
@@ -204,5 +216,5 @@ def test_importing_aiocomm_pulls_in_no_optional_package(
 def test_importing_aiocomm_is_quick(probes: list[tuple[float, list[str]]]) -> None:
     # The bar is 0.15 s. Others may use the processor meanwhile, so it is the process' own time that
     # counts, the best of three; the number of modules catches what a quick machine would hide.
-    assert min(seconds for seconds, _ in probes) < 0.15
+    assert min(seconds for seconds, _ in probes[1:]) < 0.15
     assert len(probes[0][1]) < 150
