@@ -12,6 +12,7 @@ direction, peer and message sequence where there is one; its text says how to me
     |   +-- PairingError                   send met recv_tensor, or the specs of both differ
     |   +-- WrongLoopError (RuntimeError)  used from another event loop, or in a forked child
     |   +-- WouldBlockError (RuntimeError) a blocking wait on the thread of an event loop
+    |   +-- MissingPackageError (ImportError)  an optional package is not installed
     +-- ClosedError                    closed on this side
     +-- PeerError                      the other side did something, or is gone
     |   +-- PeerLostError (ConnectionError)   died, reset, silent, or its host vanished
@@ -24,7 +25,13 @@ direction, peer and message sequence where there is one; its text says how to me
     +-- NetworkError (ConnectionError) the network between
     |   +-- RouteError                     a bulk route could not be set up, or broke
     +-- RendezvousError                the board
-        +-- RendezvousTimeout (TimeoutError)  waited for a worker or a key in vain
+    |   +-- RendezvousTimeout (TimeoutError)  waited for a worker or a key in vain
+    +-- ChannelError                   a channel's answer
+        +-- ChannelFull                    no room, and the call was not to wait
+        +-- ChannelEmpty                   nothing there, and the call was not to wait
+        +-- ChannelClosed                  closed, by whomever
+        +-- ChannelExistsError             its name is taken
+        +-- ChannelLostError (PeerLostError)  the actor that held it is gone
 """
 
 from __future__ import annotations
@@ -114,6 +121,10 @@ class WouldBlockError(UsageError, RuntimeError):
     """A blocking wait was called on the thread of an event loop; ``await`` the work instead."""
 
 
+class MissingPackageError(UsageError, ImportError):
+    """A package that this part of aiocomm needs is not installed; the text has the command."""
+
+
 class ClosedError(AiocommError):
     """The work, group or runtime was closed on this side."""
 
@@ -179,3 +190,27 @@ class RendezvousError(AiocommError):
 
 class RendezvousTimeout(RendezvousError, TimeoutError):
     """Waited in vain; the text names who or what was waited for, and how long."""
+
+
+class ChannelError(AiocommError):
+    """A channel could not do what it was asked; the text names the channel."""
+
+
+class ChannelFull(ChannelError):
+    """There is no room for the item, or none can ever come of what the callers wait for."""
+
+
+class ChannelEmpty(ChannelError):
+    """There is no item, and the call was not to wait for one."""
+
+
+class ChannelClosed(ChannelError):
+    """The channel was closed: nothing can be put, and nothing is left to get."""
+
+
+class ChannelExistsError(ChannelError):
+    """A channel of that name is there already."""
+
+
+class ChannelLostError(ChannelError, PeerLostError):
+    """The actor that held the channel died, and with it the items that nobody had taken."""
