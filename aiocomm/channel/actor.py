@@ -2,7 +2,7 @@
 
 The actor is a thin shell: one runtime and a ``ChannelServer`` on its event loop. Calls of Ray are
 for joining alone; whatever else a client says comes through its group. It is named and not
-detached: Ray ends it with the process that created it, and it ends itself when the channel is
+detached: it ends with the process that created it, and that process ends it when the channel is
 closed and nothing is left. Calls that block are made in a thread of their own.
 """
 
@@ -13,7 +13,6 @@ import ipaddress
 import logging
 import socket
 import threading
-import uuid
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ray: Any = ray  # its stubs leave some calls untyped
+_ray: Any = ray  # its stubs leave a call untyped
 
 log = logging.getLogger("aiocomm")
 
@@ -60,7 +59,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
 ENDING = 10.0
 """Seconds to wait for a channel of the same name that is closed and about to end."""
 
-_kept: dict[str, Any] = {}  # handles of what this process created, which keep the actors alive
+_kept: dict[
+    Future[None], Any
+] = {}  # handles of what this process created, which keep the actors alive
 
 
 class ChannelActor:
@@ -78,7 +79,7 @@ class ChannelActor:
         self._opened: Future[Collective] = Future()
 
     async def serve(self) -> None:
-        """Serve until the channel is closed and empty, then end the process."""
+        """Serve until the channel is closed and empty; the process is then to be ended."""
         try:
             async with open_runtime(self._store.address, store=self._store) as collective:
                 self._opened.set_result(collective)
@@ -88,7 +89,6 @@ class ChannelActor:
             if not self._opened.done():
                 self._opened.set_exception(error)
             raise
-        _ray.actor.exit_actor()
 
     async def join(self, client: str, group_name: str) -> Welcome:
         """Open the group with a client, by its address; it is the client that dials."""
@@ -231,10 +231,18 @@ def _create(name: str, namespace: str, maxsize: int, max_bytes: int) -> Any:
         namespace=namespace,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
     ).remote(name, maxsize, max_bytes)
-    key = uuid.uuid4().hex
-    _kept[key] = actor
-    actor.serve.remote().future().add_done_callback(lambda _: _kept.pop(key, None))
+    served = actor.serve.remote().future()
+    _kept[served] = actor
+    served.add_done_callback(_served)
     return actor
+
+
+def _served(served: Future[None]) -> None:
+    # By kill, since an actor that exits by itself keeps its name for many seconds. Not on the
+    # thread of Ray that brings the word.
+    actor = _kept.pop(served, None)
+    if actor is not None and ray.is_initialized():
+        _start(lambda: end(actor))
 
 
 _Actor: Any = ray.remote(num_cpus=0)(ChannelActor)

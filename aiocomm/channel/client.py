@@ -289,6 +289,8 @@ class ChannelClient:
     def _send(self, message: FromClient) -> None:
         if self._group is None or self._error is not None:
             return
+        if self._taken and not isinstance(message, Taken):
+            self._send_taken()  # the answer may depend on it
         try:
             work = self._group.send(write(message))
         except AiocommError as error:
