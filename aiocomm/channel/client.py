@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from asyncio import _get_running_loop
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +174,7 @@ class ChannelClient:
             if closed and isinstance(work, CallWork):
                 work._finish(Seen(0, 0, False))
             else:
-                work._fail(_again(error))
+                work._fail(_again(error), quiet=isinstance(error, ClosedError))
         self._note_idle()
 
     async def leave(self) -> None:
@@ -207,7 +208,14 @@ class ChannelClient:
             self._send(Cancel(work._number))
 
     def taken(self, number: int) -> None:
-        """What a get was given has been taken; said once for all of this turn of the loop."""
+        """What a get was given has been taken; said once for all of this turn of the loop.
+
+        Called in whatever thread asks for the result.
+        """
+        if _get_running_loop() is not self._loop:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the channel
+                self._loop.call_soon_threadsafe(self.taken, number)
+            return
         if not self._taken:
             self._loop.call_soon(self._send_taken)
         self._taken.append(number)

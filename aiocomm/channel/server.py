@@ -168,7 +168,7 @@ class ChannelServer:
                 self._say(action.ask.client, Granted(action.ask.number))
             elif isinstance(action, Refuse):
                 refused = action.refused
-                self._say(refused.client, Refused(refused.number, action.reason))
+                self._say(refused.client, Refused(refused.number, int(action.reason)))
             else:
                 self.ended.set()
 

@@ -367,7 +367,7 @@ async def test_a_server_that_dies_fails_every_pending_work() -> None:
     async with channel(maxsize=1) as ends:
         client = ends.client
         await client.put("a", 0, "k")
-        works = [client.put("b", 0, "k"), client.get("l"), client.get("k", 9), client.look(None)]
+        works = [client.put("b", 0, "k"), client.get("l"), client.get("l", 9), client.look(None)]
         works[-1].cancel()
         await client.look(None)  # all have left
         await ends.host.abort()  # a goodbye, which counts as closed
@@ -383,8 +383,8 @@ async def test_a_connection_that_breaks_is_a_channel_that_is_lost() -> None:
         await client.put("a", 0, "k")
         get = client.get("l")
         await client.look(None)
-        assert client._group is not None
-        link = client._group._session._link
+        [member] = ends.server._members
+        link = member.group._session._link
         assert link is not None
         link.abort()
         with pytest.raises(ChannelLostError, match="the actor of channel 'jobs' is gone") as caught:
