@@ -2,16 +2,13 @@
 
 Knows the group with the server, and neither Ray nor how the two were brought together: until the
 group is there the calls wait in line. Everything here runs on one loop; calls from threads without
-a loop come in by the door of a ``Runtime``. No task: the next receive is posted when a message was
-dealt with, and a message that is there already needs no turn of the loop. What goes out is not
-waited for, since the group keeps its order, and its failure shows in the receives.
+a loop come in by the door of a ``Runtime``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from asyncio import _get_running_loop
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import (
     AiocommError,
     ChannelClosed,
-    ChannelEmpty,
     ChannelError,
-    ChannelFull,
     ChannelLostError,
     ClosedError,
     PayloadError,
@@ -32,6 +27,7 @@ from ..errors import (
 )
 from ..options import Options
 from ..runtime import Runtime
+from .checks import again, check_key, check_weight, closed, refusal
 from .messages import (
     Ask,
     Cancel,
@@ -48,12 +44,10 @@ from .messages import (
     Withdraw,
     as_packet,
     pack_item,
-    read,
     size_of,
     unpack_item,
-    write,
 )
-from .queue import Reason
+from .wire import Wire
 from .works import CallWork, GetWork, PutWork
 
 if TYPE_CHECKING:
@@ -62,7 +56,7 @@ if TYPE_CHECKING:
     from ..group import CollectiveGroup
     from ..handles import AsyncWork
     from ..payload import Packed
-    from .messages import FromClient
+    from .messages import FromClient, Message
 
 
 class ChannelClient:
@@ -77,7 +71,7 @@ class ChannelClient:
         self.name = name
         self._loop = loop
         self._runtime = Runtime(loop, Options(), f"channel {name!r}")
-        self._group: CollectiveGroup | None = None
+        self._wire: Wire | None = None
         self._bounded = False
         self._max_bytes = 0
         self._error: AiocommError | None = None  # why no call can be made any more
@@ -90,7 +84,7 @@ class ChannelClient:
         self._idle: asyncio.Event | None = None  # somebody waits until no put is pending
 
     def __repr__(self) -> str:
-        state = "connecting" if self._group is None else "connected"
+        state = "connecting" if self._wire is None else "connected"
         if self._error is not None:
             state = "over"
         return (
@@ -107,8 +101,8 @@ class ChannelClient:
 
     def put(self, item: object, weight: float, key: str, *, nowait: bool = False) -> PutWork:
         """See ``Channel.put``."""
-        _check_key(key)
-        weight = _check_weight("weight", weight)
+        check_key(key)
+        weight = check_weight("weight", weight)
         packed = pack_item(item)
         self._check_size(packed)
         work = PutWork(loop=self._loop)
@@ -118,9 +112,9 @@ class ChannelClient:
 
     def get(self, key: str, target: float | None = None, *, nowait: bool = False) -> GetWork:
         """See ``Channel.get`` and ``get_batch``, which brings a target."""
-        _check_key(key)
+        check_key(key)
         if target is not None:
-            target = _check_weight("batch_weight", target)
+            target = check_weight("batch_weight", target)
             if not target:
                 raise UsageError("batch_weight is 0: give the weight that a batch is to reach")
         work = GetWork(loop=self._loop)
@@ -131,7 +125,7 @@ class ChannelClient:
     def look(self, key: str | None) -> AsyncWork[Seen]:
         """How many items are queued, and whether there is room."""
         if key is not None:
-            _check_key(key)
+            check_key(key)
         work = CallWork(loop=self._loop)
         self._enter(partial(self._call, work, lambda number: Look(number, key)), work)
         return work
@@ -148,33 +142,35 @@ class ChannelClient:
         """The group with the server, and the bounds of the channel; on the loop."""
         if self._error is not None:
             return
-        self._group = group
+        self._wire = Wire(group, self._take, self._over)
         self._bounded = bool(maxsize or max_bytes)
         self._max_bytes = max_bytes
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()
-        self._listen()
+        self._wire.listen()
 
     def fail(self, error: AiocommError) -> None:
         """The channel cannot be used from here any more: every pending work fails; on the loop."""
         if self._error is not None:
             return
         self._error = error
+        if self._wire is not None:
+            self._wire.stop()
         waiting, self._waiting = self._waiting, []
         for call in waiting:  # they see the error
             call()
-        closed = isinstance(error, ChannelClosed)
+        ended = isinstance(error, ChannelClosed)
         works: list[AsyncWork[Any]] = [*self._puts.values(), *self._gets.values()]
         works += self._calls.values()
         self._puts.clear()
         self._gets.clear()
         self._calls.clear()
         for work in works:
-            if closed and isinstance(work, CallWork):
+            if ended and isinstance(work, CallWork):
                 work._finish(Seen(0, 0, False))
             else:
-                work._fail(_again(error), quiet=isinstance(error, ClosedError))
+                work._fail(again(error), quiet=isinstance(error, ClosedError))
         self._note_idle()
 
     async def leave(self) -> None:
@@ -188,10 +184,12 @@ class ChannelClient:
                 await self._idle.wait()
         finally:
             self._send_taken()
-            self.fail(ClosedError(f"the handle of channel {self.name!r} was closed on this side"))
+            left = ClosedError(f"the handle of channel {self.name!r} was closed on this side")
+            self.fail(left)
+            self._runtime.refuse(left)
             self._runtime.close()
-        if self._group is not None:
-            await self._group.aclose()
+        if self._wire is not None:
+            await self._wire.group.aclose()
 
     # --- what works say, on the loop ---
 
@@ -233,7 +231,7 @@ class ChannelClient:
 
     def _enter(self, call: Callable[[], None], work: AsyncWork[Any]) -> None:
         def entry() -> None:
-            if self._group is None and self._error is None:
+            if self._wire is None and self._error is None:
                 self._waiting.append(call)
             else:
                 call()
@@ -291,53 +289,21 @@ class ChannelClient:
 
     def _refuse(self, work: AsyncWork[Any]) -> bool:
         if self._error is not None:
-            work._fail(_again(self._error))
+            work._fail(again(self._error))
         return self._error is not None
 
     def _send(self, message: FromClient) -> None:
-        if self._group is None or self._error is not None:
-            return
         if self._taken and not isinstance(message, Taken):
             self._send_taken()  # the answer may depend on it
-        try:
-            work = self._group.send(write(message))
-        except AiocommError as error:
-            self._over(error)
-            return
-        if not work.done():
-            work.add_done_callback(_retrieve)
-        elif not work.cancelled():
-            work.exception()
+        if self._wire is not None:
+            self._wire.send(message)
 
     def _send_taken(self) -> None:
         if self._taken:
             taken, self._taken = self._taken, []
             self._send(Taken(taken))
 
-    def _listen(self) -> None:
-        assert self._group is not None
-        try:
-            while self._error is None:
-                work = self._group.recv()
-                if not work.done():
-                    work.add_done_callback(self._received)
-                    return
-                self._take(work)
-        except AiocommError as error:
-            self._over(error)
-
-    def _received(self, work: AsyncWork[Any]) -> None:
-        try:
-            self._take(work)
-        except AiocommError as error:
-            self._over(error)
-        else:
-            self._listen()
-
-    def _take(self, work: AsyncWork[Any]) -> None:
-        if work.cancelled():
-            return
-        message = read(work.result())
+    def _take(self, message: Message) -> None:
         if isinstance(message, Items):
             self._deliver(message)
         elif isinstance(message, Done):
@@ -378,17 +344,17 @@ class ChannelClient:
         number = message.number
         work = self._puts.pop(number, None) or self._gets.pop(number, None)
         if work is not None:
-            work._fail(_refusal(self.name, message.reason))
+            work._fail(refusal(self.name, message.reason))
         self._note_idle()
 
     def _note_idle(self) -> None:
         if self._idle is not None and not self._puts:
             self._idle.set()
 
-    def _over(self, error: AiocommError) -> None:
+    def _over(self, error: Exception) -> None:
         """The group has ended, or broke."""
         if isinstance(error, PeerClosedError):
-            self.fail(ChannelClosed(_CLOSED.format(self.name)))
+            self.fail(closed(self.name))
         elif isinstance(error, PeerLostError):
             lost = ChannelLostError(
                 f"the actor of channel {self.name!r} is gone, and the items that nobody had taken "
@@ -400,45 +366,3 @@ class ChannelClient:
             failed = ChannelError(f"channel {self.name!r} broke: {error}")
             failed.__cause__ = error
             self.fail(failed)
-
-
-_CLOSED = "channel {!r} is closed: create a new one"
-
-
-def _refusal(name: str, reason: int) -> AiocommError:
-    if reason == Reason.FULL:
-        return ChannelFull(f"channel {name!r} is full: put() waits for room")
-    if reason == Reason.EMPTY:
-        return ChannelEmpty(f"channel {name!r} has no such item: get() waits for one")
-    if reason == Reason.STUCK:
-        return ChannelFull(
-            f"channel {name!r} is full, and what it holds does not weigh enough for the batch: "
-            "ask for less, or create it with more room"
-        )
-    return ChannelClosed(_CLOSED.format(name))
-
-
-def _again(error: AiocommError) -> AiocommError:
-    """A new one each time: one exception would collect the frames, and what they hold, of all."""
-    again = type(error)(error.message)
-    again.__cause__ = error.__cause__
-    return again
-
-
-def _retrieve(work: AsyncWork[None]) -> None:
-    """The failure of a message shows in the receives: it is nobody's news."""
-    if not work.cancelled():
-        work.exception()
-
-
-def _check_key(key: object) -> None:
-    if not isinstance(key, str):
-        raise UsageError(f"key {key!r} is {type(key).__name__}: give a string")
-
-
-def _check_weight(what: str, weight: object) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise UsageError(f"{what} {weight!r} is {type(weight).__name__}: give a number")
-    if not (weight >= 0 and math.isfinite(weight)):
-        raise UsageError(f"{what} {weight!r} is not usable: give 0 or more")
-    return weight if type(weight) in (int, float) else float(weight)

@@ -24,143 +24,28 @@ with a thousand of them would hold up the others for a thousand turns), and a bo
 
 from __future__ import annotations
 
-import enum
-from collections import deque
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ..entries import IllegalTransition
+from .entries import (
+    Accept,
+    Action,
+    Ask,
+    Deliver,
+    End,
+    Grant,
+    Item,
+    Line,
+    Reason,
+    Refuse,
+    Want,
+    exact,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
-
-__all__ = [
-    "Accept",
-    "Action",
-    "Ask",
-    "Deliver",
-    "End",
-    "Grant",
-    "IllegalTransition",
-    "Item",
-    "Queue",
-    "Reason",
-    "Refuse",
-    "Want",
-]
-
-
-class Reason(enum.IntEnum):
-    """Why an ask or a want is refused."""
-
-    FULL = 1
-    EMPTY = 2
-    CLOSED = 3
-    STUCK = 4  # full, and everybody who could make room waits for more to come
-
-
-@dataclass(slots=True, eq=False)
-class Ask:
-    """A producer wants to bring an item. ``number`` is the client's, and used once."""
-
-    client: Hashable
-    number: int
-    key: str
-    nbytes: int
-    weight: float = 0
-    nowait: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Item:
-    """What is queued; ``place`` is its place among all items of the channel."""
-
-    place: int
-    key: str
-    nbytes: int
-    weight: float
-    payload: Any
-
-
-@dataclass(slots=True, eq=False)
-class Want:
-    """A consumer wants one item, or where there is a ``target`` items of that weight."""
-
-    client: Hashable
-    number: int
-    key: str
-    target: float | None = None
-    nowait: bool = False
-    held: list[Item] = field(default_factory=list)
-
-
-# --- actions ---
-
-
-@dataclass(slots=True)
-class Grant:
-    """Tell the producer that there is room: it may send."""
-
-    ask: Ask
-
-
-@dataclass(slots=True)
-class Accept:
-    """Tell the producer that its item is in the queue."""
-
-    ask: Ask
-
-
-@dataclass(slots=True)
-class Deliver:
-    """Send the items that the want holds."""
-
-    want: Want
-
-
-@dataclass(slots=True)
-class Refuse:
-    """The ask or want comes to nothing."""
-
-    refused: Ask | Want
-    reason: Reason
-
-
-@dataclass(slots=True)
-class End:
-    """Closed, and nothing is left that anybody could wait for."""
-
-
-Action = Grant | Accept | Deliver | Refuse | End
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """Of one key: items in the order of their places, and wants in the order of the calls."""
-
-    items: deque[Item] = field(default_factory=deque)
-    wants: dict[Want, None] = field(default_factory=dict)
-    weight: int | Fraction = 0  # of the items; exact, or rounding could keep a batch waiting
-    held: int = 0  # items that wants hold
-
-    @property
-    def idle(self) -> bool:
-        return not (self.items or self.wants or self.held)
-
-    def pop(self) -> Item:
-        item = self.items.popleft()
-        self.weight = self.weight - _exact(item.weight) if self.items else 0
-        return item
-
-    def insert(self, item: Item) -> None:
-        items = self.items
-        if not items or items[-1].place < item.place:
-            items.append(item)
-        else:  # it was here before: near the front
-            index = next(n for n, other in enumerate(items) if other.place > item.place)
-            items.insert(index, item)
-        self.weight += _exact(item.weight)
+    from fractions import Fraction
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +71,7 @@ class Queue:
         self.closed = False
         self.ended = False
         self._places = 0
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, Line] = {}
         self._clients: dict[Hashable, _Client] = {}
         self._turns: dict[Hashable, None] = {}  # producers that wait, by whose turn it is
         self._queued = 0
@@ -365,8 +250,8 @@ class Queue:
     def _client(self, name: Hashable) -> _Client:
         return self._clients.setdefault(name, _Client())
 
-    def _line(self, key: str) -> _Line:
-        return self._lines.setdefault(key, _Line())
+    def _line(self, key: str) -> Line:
+        return self._lines.setdefault(key, Line())
 
     def _tidy(self, key: str) -> None:
         line = self._lines.get(key)
@@ -403,19 +288,19 @@ class Queue:
         elif client.waiting.pop(number, None) is not None and not client.waiting:
             del self._turns[name]
 
-    def _serve(self, line: _Line) -> list[Action]:
+    def _serve(self, line: Line) -> list[Action]:
         """Give items to those who wait for them, first come, first served."""
         actions: list[Action] = []
         while line.wants and line.items:
             want = next(iter(line.wants))
             target = want.target
-            if target is not None and line.weight < _exact(target) and not self.closed:
+            if target is not None and line.weight < exact(target) and not self.closed:
                 break
             del line.wants[want]
             reached: int | Fraction = 0
             while line.items and (not want.held or (target is not None and reached < target)):
                 item = line.pop()
-                reached += _exact(item.weight)
+                reached += exact(item.weight)
                 want.held.append(item)
             line.held += len(want.held)
             self._held += len(want.held)
@@ -448,7 +333,7 @@ class Queue:
             line.insert(item)
         self._queued += len(items)
 
-    def _release(self, line: _Line, want: Want) -> None:
+    def _release(self, line: Line, want: Want) -> None:
         line.held -= len(want.held)
         self._held -= len(want.held)
         want.held = []
@@ -474,7 +359,3 @@ class Queue:
         if self.closed and not self.ended and not (self._queued or self._held):
             self.ended = True
             yield End()
-
-
-def _exact(weight: float) -> int | Fraction:
-    return weight if isinstance(weight, int) else Fraction(weight)

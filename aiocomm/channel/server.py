@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..errors import AiocommError, ProtocolError
+from ..errors import ProtocolError
+from .entries import Accept, Deliver, Grant, Refuse
+from .entries import Ask as QueuedAsk
+from .entries import Want as QueuedWant
 from .messages import (
     Ask,
     Cancel,
@@ -30,33 +31,18 @@ from .messages import (
     Seen,
     Taken,
     Withdraw,
-    read,
-    write,
 )
-from .queue import Accept, Deliver, Grant, IllegalTransition, Queue, Refuse
-from .queue import Ask as QueuedAsk
-from .queue import Want as QueuedWant
+from .queue import Queue
+from .wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..group import CollectiveGroup
-    from ..handles import AsyncWork
-    from .messages import FromServer
-    from .queue import Action
+    from .entries import Action
+    from .messages import Message
 
 log = logging.getLogger("aiocomm")
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    """One client: its group, and what it is called in the log."""
-
-    group: CollectiveGroup
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class ChannelServer:
@@ -72,14 +58,18 @@ class ChannelServer:
         self.name = name
         self.queue = Queue(maxsize, max_bytes)
         self.ended = asyncio.Event()  # closed, and nothing is left
-        self._members: set[_Member] = set()
+        self._members: set[Wire] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
     def join(self, group: CollectiveGroup) -> None:
         """A client has come: listen to it until it goes."""
-        member = _Member(group, str(group.peer))
+        member = Wire(
+            group,
+            lambda message: self._take(member, message),
+            lambda error: self._leave(member, error),
+        )
         self._members.add(member)
-        self._listen(member)
+        member.listen()
 
     async def aclose(self) -> None:
         """Close the groups of all clients, which tells them that the channel is gone.
@@ -88,35 +78,13 @@ class ChannelServer:
         """
         self.ended.set()
         members, self._members = self._members, set()
+        for member in members:
+            member.stop()
         await asyncio.gather(*(member.group.aclose() for member in members), *self._leaving)
 
     # --- listening ---
 
-    def _listen(self, member: _Member) -> None:
-        try:
-            while member in self._members:
-                work = member.group.recv()
-                if not work.done():
-                    work.add_done_callback(partial(self._received, member))
-                    return
-                self._take(member, work)
-        except (AiocommError, IllegalTransition) as error:
-            self._leave(member, error)
-
-    def _received(self, member: _Member, work: AsyncWork[Any]) -> None:
-        try:
-            self._take(member, work)
-        except (AiocommError, IllegalTransition) as error:
-            self._leave(member, error)
-        else:
-            self._listen(member)
-
-    def _take(self, member: _Member, work: AsyncWork[Any]) -> None:
-        if member not in self._members:
-            if not work.cancelled():
-                work.exception()
-            return
-        message = read(work.result())
+    def _take(self, member: Wire, message: Message) -> None:
         queue = self.queue
         if isinstance(message, Put):
             self._put(member, message)
@@ -134,15 +102,15 @@ class ChannelServer:
             self._perform(queue.withdraw(member, message.number))
         elif isinstance(message, Look):
             count = queue.qsize(message.key)
-            self._say(member, Seen(message.number, count, queue.full))
+            member.send(Seen(message.number, count, queue.full))
         elif isinstance(message, Close):
             actions = queue.abort() if message.drop else queue.close()
-            self._say(member, Done(message.number))
+            member.send(Done(message.number))
             self._perform(actions)
         else:
             raise ProtocolError(f"a client does not say {type(message).__name__}")
 
-    def _put(self, member: _Member, message: Put) -> None:
+    def _put(self, member: Wire, message: Put) -> None:
         number, key, weight, packet = message
         nbytes = packet.nbytes
         if not self.queue.bounded:
@@ -161,40 +129,22 @@ class ChannelServer:
         for action in actions:
             if isinstance(action, Deliver):
                 want = action.want
-                self._say(want.client, Items(want.number, [each.payload for each in want.held]))
+                want.client.send(Items(want.number, [each.payload for each in want.held]))
             elif isinstance(action, Accept):
-                self._say(action.ask.client, Done(action.ask.number))
+                action.ask.client.send(Done(action.ask.number))
             elif isinstance(action, Grant):
-                self._say(action.ask.client, Granted(action.ask.number))
+                action.ask.client.send(Granted(action.ask.number))
             elif isinstance(action, Refuse):
                 refused = action.refused
-                self._say(refused.client, Refused(refused.number, int(action.reason)))
+                refused.client.send(Refused(refused.number, int(action.reason)))
             else:
                 self.ended.set()
 
-    def _say(self, member: Any, message: FromServer) -> None:
-        try:
-            work = member.group.send(write(message))
-        except AiocommError as error:  # its group is over, and its receive is about to say so
-            log.debug("channel %s: %s was not told: %s", self.name, member, error)
-            return
-        if not work.done():
-            work.add_done_callback(_retrieve)
-        elif not work.cancelled():
-            work.exception()
-
-    def _leave(self, member: _Member, error: Exception) -> None:
+    def _leave(self, member: Wire, error: Exception) -> None:
         """A client is gone, or broke the protocol: it keeps nothing."""
-        if member not in self._members:
-            return
-        log.debug("channel %s: client %s has left: %s", self.name, member, error)
+        log.debug("channel %s: client %s has left: %s", self.name, member.group.peer, error)
         self._members.discard(member)
         task = asyncio.get_running_loop().create_task(member.group.abort())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         self._perform(self.queue.leave(member))
-
-
-def _retrieve(work: AsyncWork[None]) -> None:
-    if not work.cancelled():
-        work.exception()

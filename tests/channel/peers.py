@@ -31,23 +31,28 @@ class Peer:
         async with channel:
             return [item async for item in channel]
 
-    async def many(self, channel: Channel, gets: int, numbers: list[range]) -> list[int]:
-        """So many consumers until the channel is closed, and a producer for each range."""
-        came: list[int] = []
+    async def produce(self, channel: Channel, numbers: list[range]) -> None:
+        """A producer for each range."""
 
-        async def consume() -> None:
-            async for item in channel:
-                came.append(item)
-
-        async def produce(items: range) -> None:
+        async def put(items: range) -> None:
             for item in items:
                 await channel.put(item)
 
         async with channel, asyncio.TaskGroup() as tasks:
-            for _ in range(gets):
-                tasks.create_task(consume())
             for items in numbers:
-                tasks.create_task(produce(items))
+                tasks.create_task(put(items))
+
+    async def consume(self, channel: Channel, count: int) -> list[int]:
+        """So many consumers until the channel is closed; what all of them got."""
+        came: list[int] = []
+
+        async def get() -> None:
+            async for item in channel:
+                came.append(item)  # noqa: PERF401  (what was got is kept whatever comes)
+
+        async with channel, asyncio.TaskGroup() as tasks:
+            for _ in range(count):
+                tasks.create_task(get())
         return came
 
     async def hold(self, channel: Channel, count: int) -> int:

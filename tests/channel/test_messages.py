@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import aiocomm
+from aiocomm.channel.entries import Reason
 from aiocomm.channel.messages import (
     INLINE_LIMIT,
     Ask,
@@ -31,7 +32,6 @@ from aiocomm.channel.messages import (
     unpack_item,
     write,
 )
-from aiocomm.channel.queue import Reason
 from aiocomm.errors import ProtocolError
 from aiocomm.payload import pack
 

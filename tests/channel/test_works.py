@@ -21,7 +21,7 @@ class Notes:
         return lambda what: self.said.append((name, what if isinstance(what, int) else None))
 
 
-def delivered(notes: Notes, value: Any = "item") -> GetWork:
+def delivered(notes: Any, value: Any = "item") -> GetWork:
     work = GetWork(loop=asyncio.get_running_loop())
     work._client, work._number, work._owes, work._delivered = notes, 5, True, 5
     work.set_result(value)
@@ -32,13 +32,13 @@ def delivered(notes: Notes, value: Any = "item") -> GetWork:
 @pytest.mark.asyncio
 async def test_what_was_taken_is_said_once(way: str) -> None:
     notes = Notes()
-    work = delivered(notes)
+    work: Any = delivered(notes)
     if way == "await":
         assert await work == "item"
     elif way == "then":
         assert await work.then(str.upper) == "ITEM"
     elif way == "gather":
-        assert await asyncio.gather(work) == ["item"]
+        assert list(await asyncio.gather(work)) == ["item"]
     assert work.result() == "item"
     del work
     gc.collect()

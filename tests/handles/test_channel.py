@@ -64,7 +64,8 @@ class Called:
 
 @pytest.fixture(scope="module")
 def called(cluster: None) -> Iterator[Any]:
-    actor: Any = ray.remote(num_cpus=0, max_concurrency=20_000)(Called).remote()
+    made: Any = ray.remote(num_cpus=0)(Called)
+    actor: Any = made.options(max_concurrency=20_000).remote()
     ray.get(actor.open.remote(""))
     yield actor
     ray.kill(actor)
