@@ -1,8 +1,9 @@
 """Two runtimes in one process, each with a device of its own, all of it simulated.
 
-``nccl``, ``cuda_ipc``, ``staged`` and ``memory`` are the ways that a message in memory of a device may take. The
-first runtime has device 0, the second device 1; everything that is queued happens by itself unless
-the test holds a stream.
+``nccl``, ``cuda_ipc``, ``staged`` and ``memory`` are the ways that a message in memory of a device
+may take. The first runtime has device 0, the second device 1 (for ``cuda_ipc`` these are one chip,
+as two processes count it); everything that is queued happens by itself unless the test holds a
+stream.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ class CudaMapping:
 
     def close(self) -> None:
         """See ``Mapping``."""
-        with contextlib.suppress(DriverError):  # of a device that failed nothing is mapped
-            with driver().on(self._index):
-                driver().close(self.address)
+        # Of a device that failed nothing is mapped.
+        with contextlib.suppress(DriverError), driver().on(self._index):
+            driver().close(self.address)
 
 
 class CudaAccelerator(Accelerator):
@@ -249,6 +249,6 @@ def _text(error: Exception) -> str:
 
 def _failed(index: int, error: Exception) -> DeviceError:
     return DeviceError(
-        f"device cuda:{index} failed: {_text(error)}: what was on it cannot be trusted; start this process "
-        "again, and find the cause with CUDA_LAUNCH_BLOCKING=1"
+        f"device cuda:{index} failed: {_text(error)}: what was on it cannot be trusted; start this "
+        "process again, and find the cause with CUDA_LAUNCH_BLOCKING=1"
     )

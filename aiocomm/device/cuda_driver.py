@@ -3,10 +3,10 @@
 Goes by ``ctypes`` to ``libcuda``, which every process that uses CUDA has loaded; nothing is loaded
 before the first call. Knows addresses and handles, neither tensors nor streams' Python objects.
 
-Rejected: what torch does for its ``multiprocessing`` (``UntypedStorage._share_cuda_``). It wraps the
-storage of the user's tensor once more each time it is sent, makes an event and a slot in a file for
-each of them, keeps what was dropped until a counter in that file says so, opens an event per message
-that it never closes, and makes the reader's host wait when it lets go.
+Rejected: what torch does for its ``multiprocessing`` (``UntypedStorage._share_cuda_``). It wraps
+the storage of the user's tensor once more each time it is sent, makes an event and a slot in a file
+for each of them, keeps what was dropped until a counter in that file says so, opens an event for
+each message that it never closes, and makes the reader's host wait when it lets go.
 """
 
 from __future__ import annotations

@@ -107,6 +107,8 @@ class CudaIpcEnd(ABC):
         except (AiocommError, RuntimeError) as error:
             self._break("cannot be set up", error)
             raise self._refusal() from error
+        if self._error is not None:  # severed in this very turn
+            raise self._refusal()
         self._state = State.OPEN
 
     async def _meet_and_set_up(self) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LINGER = 0.5
 """Seconds that a mapping is kept which nobody uses: a few steps of a fast loop."""
 MOST_IDLE = 512
-"""Mappings that are kept so, at most: the tensors of a large model have some hundred allocations."""
+"""Mappings that are kept so, at most: a large model has some hundred allocations."""
 
 
 class Mappings:

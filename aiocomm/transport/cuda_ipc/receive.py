@@ -14,18 +14,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import AiocommError, DeviceError, ProtocolError, RouteError
 from ...packing import plan_device, scatter
 from ..device_blocks import give_away
 from ..gloo_transfer import pack_count
-from .end import CudaIpcEnd, State
+from .end import SETUP_TIMEOUT, CudaIpcEnd, State
 from .mappings import Mappings
 from .wire import parse_body, parse_offer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -71,9 +71,17 @@ class CudaIpcReceiver(CudaIpcEnd):
     """
 
     def __init__(
-        self, label: str, *, off_loop: OffLoop, stall_timeout: float, **arguments: Any
+        self,
+        label: str,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        publish: Callable[[str, bytes], None],
+        index: int,
+        off_loop: OffLoop,
+        stall_timeout: float,
+        timeout: float = SETUP_TIMEOUT,
     ) -> None:
-        super().__init__(label, **arguments)
+        super().__init__(label, loop=loop, publish=publish, index=index, timeout=timeout)
         self._mappings = Mappings(self._device, self.index, self._loop, off_loop)
         self._stall_timeout = stall_timeout
         self._events: Sequence[Event] = ()

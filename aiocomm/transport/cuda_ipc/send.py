@@ -11,13 +11,13 @@ A send is done when the receiver says that its device has copied the bytes.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import AiocommError, ProtocolError
 from ...packing import plan_device, sizes_of
 from ..device_blocks import bring_over, gather_on_device
 from ..gloo_transfer import parse_count
-from .end import CudaIpcEnd, State
+from .end import SETUP_TIMEOUT, CudaIpcEnd, State
 from .wire import Piece, pack_body, pack_offer
 
 if TYPE_CHECKING:
@@ -55,8 +55,16 @@ class _Parcel:
 class CudaIpcSender(CudaIpcEnd):
     """See ``DeviceSendingRoute``; the arguments are those of ``CudaIpcEnd``."""
 
-    def __init__(self, label: str, **arguments: Any) -> None:
-        super().__init__(label, **arguments)
+    def __init__(
+        self,
+        label: str,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        publish: Callable[[str, bytes], None],
+        index: int,
+        timeout: float = SETUP_TIMEOUT,
+    ) -> None:
+        super().__init__(label, loop=loop, publish=publish, index=index, timeout=timeout)
         self._events: Sequence[SharedEvent] = ()
         self._probe: torch.Tensor | None = None
         self._free: deque[int] = deque()  # events that no message has
