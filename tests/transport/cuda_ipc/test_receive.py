@@ -201,20 +201,34 @@ async def test_a_sender_whose_device_never_comes_there(monkeypatch: pytest.Monke
 
 
 async def test_a_stream_that_moves_on_does_not_stand_still() -> None:
-    async with ends(stall=0.08) as both:
+    async with ends(stall=0.2) as both:
         sim = both.sim
-        stuck = sim.stream(0)
+        queues = [sim.stream(0) for _ in range(4)]
         works, futures = [], []
-        for _ in range(3):
-            with sim.using(stuck):
+        for queue in queues:
+            queue.held = True
+            with sim.using(queue):
                 works.append(both.send(sim.tensor(noise(LARGE))))
             futures.append(both.fetch(LARGE)[1])
-            stuck.held = True
-            await asyncio.sleep(0.05)
-            stuck.held = False
-            await futures[-1]
+        for queue, future in zip(queues, futures, strict=True):
+            await asyncio.sleep(0.1)  # all of them take longer than that, each of them does not
+            queue.held = False
+            await future
         await asyncio.gather(*works)
         await until(lambda: both.receiver._watch is None)
+
+
+async def test_severed_before_the_sender_was_told() -> None:
+    async with ends() as both:
+        sending = both.send(both.sim.tensor(noise(LARGE)))
+        both.receiver.discard(both.bodies[0], [LARGE])
+        both.receiver.sever()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert "g/done" not in dict(both.said)
+        both.sender.sever()
+        await asyncio.wait([sending])
+        sending.exception()
 
 
 async def test_a_peer_that_dies_in_the_middle_leaves_nothing_mapped() -> None:
