@@ -51,7 +51,6 @@ log = logging.getLogger(__name__)
 CHUNK = 64 * MIB
 """Bytes of one broadcast: some 200 us of a fast link, to 20 us that issuing it takes; and the most
 that is held to drop a message."""
-SETUP_TIMEOUT = 300.0
 # Seconds after which a broken transfer is failed though the device has not let go of it, and that
 # aclose waits for the abort; the rest goes on in a thread.
 SEVER_GRACE, CLOSE_GRACE = 0.25, 2.0
@@ -89,7 +88,7 @@ class NcclRoute:
         publish: Callable[[str, bytes], None],
         index: int,
         options: Options,
-        timeout: float = SETUP_TIMEOUT,
+        timeout: float = 300.0,
     ) -> None:
         self.label = label
         self.sending = sending
@@ -380,6 +379,7 @@ class NcclRoute:
         if self._active:
             self._grace = self._loop.call_later(SEVER_GRACE, self._fail_active)
         self._finish_done()
+        self._meeting.fail(self._refusal())
         if not self._opened.done():
             self._opened.set_exception(self._refusal())
             self._opened.exception()  # whoever waits sees it; nobody may be waiting

@@ -81,6 +81,15 @@ async def test_severing_ends_an_opening() -> None:
             await opening
 
 
+async def test_severing_ends_the_wait_for_a_peer_that_says_nothing() -> None:
+    async with ends(opened=False) as both:
+        opening = asyncio.create_task(both.sender.open())
+        await asyncio.sleep(0)
+        both.sender.sever()
+        with pytest.raises(RouteError, match="severed"):
+            await opening
+
+
 async def test_a_link_that_is_down_ends_the_opening() -> None:
     async with ends(opened=False) as both:
         both.cut_off = True

@@ -19,7 +19,7 @@ from ...errors import ClosedError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ...device.base import Accelerator, Mapping
     from ..shm.copies import OffLoop
@@ -61,14 +61,14 @@ class Mappings:
         """Those of the handles that are not mapped."""
         return [handle for handle in dict.fromkeys(handles) if handle not in self._open]
 
-    def map(self, handles: Iterable[bytes]) -> asyncio.Future[None]:
-        """Map what is not mapped; done when it is.
+    def map(self, handles: Sequence[bytes], then: Callable[[BaseException | None], object]) -> None:
+        """Map what is not mapped.
 
-        The future fails with RouteError where one of them cannot be; the others are mapped.
-
-        Cancellation: of the future: they are mapped all the same.
+        Args:
+            handles: none of them mapped.
+            then: called when they are, with None, or else with the RouteError of the first that
+                cannot be. What it does not ``use`` is idle from there on, and may go at once.
         """
-        done: asyncio.Future[None] = self._loop.create_future()
         found: dict[bytes, Mapping] = {}
 
         def work() -> None:
@@ -76,19 +76,12 @@ class Mappings:
                 found[handle] = self._device.open_memory(handle, self._index)
 
         def mapped(future: asyncio.Future[None]) -> None:
-            for handle, mapping in found.items():
-                self._open[handle] = mapping
+            self._open.update(found)
+            then(future.exception())
+            for handle in found.keys() & self._open.keys() - self._users.keys() - self._idle.keys():
                 self._rest(handle)
-            if done.cancelled():
-                return
-            error = future.exception()
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
 
         self._off_loop(work).add_done_callback(mapped)
-        return done
 
     def use(self, handle: bytes) -> Mapping:
         """A mapping that is there; it stays until as many calls of ``let_go``."""

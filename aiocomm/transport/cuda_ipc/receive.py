@@ -104,7 +104,18 @@ class CudaIpcReceiver(CudaIpcEnd):
     async def _set_up(self) -> None:
         handles, probe = parse_offer(await self._offered)
         self._events = [self._device.open_event(handle, self._stream) for handle in handles]
-        await self._mappings.map([probe])
+        tried: asyncio.Future[None] = self._loop.create_future()
+
+        def then(error: BaseException | None) -> None:
+            if tried.done():  # severed meanwhile
+                return
+            if error is None:
+                tried.set_result(None)
+            else:
+                tried.set_exception(error)
+
+        self._mappings.map([probe], then)
+        await tried
 
     def _heard(self, key: str, value: bytes) -> None:
         if key != self._offer_key or self._offered.done():
@@ -174,7 +185,7 @@ class CudaIpcReceiver(CudaIpcEnd):
             lacking = self._mappings.lacks(each.handle for each in landing.pieces)
             if lacking:
                 self._mapping = True
-                self._mappings.map(lacking).add_done_callback(self._mapped)
+                self._mappings.map(lacking, self._mapped)
                 return
             self._waiting.popleft()
             try:
@@ -183,9 +194,8 @@ class CudaIpcReceiver(CudaIpcEnd):
                 return self._break("broke", error)
         self._settle()
 
-    def _mapped(self, end: asyncio.Future[None]) -> None:
+    def _mapped(self, error: BaseException | None) -> None:
         self._mapping = False
-        error = end.exception()
         if error is not None:
             self._break("broke", error)
         else:

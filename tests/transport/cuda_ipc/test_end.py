@@ -64,7 +64,7 @@ async def test_an_error_that_is_not_ours_is_chained() -> None:
         def allocate(*_: object) -> Any:
             raise RuntimeError("CUDA out of memory\nand more")
 
-        both.sim.allocate = allocate  # type: ignore[method-assign]
+        both.sim.allocate = allocate  # type: ignore[assignment,method-assign]
         error = (await outcome(both))[0]
         assert "cannot be set up: CUDA out of memory" in str(error)
         assert "and more" not in str(error)
@@ -77,7 +77,7 @@ async def test_a_device_that_fails_meanwhile_says_so() -> None:
         def shared_event(_: int) -> Any:
             raise DeviceError("device cuda:0 failed")
 
-        both.sim.shared_event = shared_event  # type: ignore[method-assign]
+        both.sim.shared_event = shared_event  # type: ignore[assignment,method-assign]
         assert isinstance((await outcome(both))[0], DeviceError)
 
 

@@ -32,6 +32,13 @@ class Kept(Mappings):
         self.copier = Copier(asyncio.get_running_loop(), 2)
         super().__init__(sim, 1, asyncio.get_running_loop(), self.copier.run)
 
+    async def map_all(self, handles: list[bytes]) -> None:
+        done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        self.map(handles, done.set_result)
+        error = await done
+        if error is not None:
+            raise error
+
     async def end(self) -> None:
         self.close()
         while self.closing:
@@ -51,7 +58,7 @@ async def test_what_is_used_stays_and_the_rest_goes_after_a_while(
     kept = Kept(sim)
     _memory, (first, second) = exported(sim, 2)
     assert kept.lacks([first, second, first]) == [first, second]
-    await kept.map([first, second])
+    await kept.map_all([first, second])
     assert kept.lacks([first, second]) == []
     assert (len(kept), sim.openings) == (2, 2)
     kept.use(first)
@@ -74,9 +81,9 @@ async def test_what_is_used_again_in_time_is_not_mapped_again(
     monkeypatch.setattr(module, "LINGER", 0.05)
     kept = Kept(sim)
     _memory, (first, second) = exported(sim, 2)
-    await kept.map([first])
+    await kept.map_all([first])
     await asyncio.sleep(0.02)
-    await kept.map([second])
+    await kept.map_all([second])
     kept.use(second)
     kept.let_go(second)
     kept.use(first)
@@ -93,7 +100,7 @@ async def test_no_more_are_kept_than_the_bound(
     kept = Kept(sim)
     _memory, handles = exported(sim, 5)
     for handle in handles:
-        await kept.map([handle])
+        await kept.map_all([handle])
     await until(lambda: len(sim.opened) == 3)
     assert kept.lacks(handles) == handles[:2]
     await kept.end()
@@ -105,17 +112,24 @@ async def test_what_cannot_be_mapped_is_told_and_the_others_are_mapped(sim: Simu
     memory, (first, second) = exported(sim, 2)
     del memory[1]
     with pytest.raises(RouteError, match="cannot be mapped here: stale"):
-        await kept.map([first, second])
+        await kept.map_all([first, second])
     assert kept.lacks([first, second]) == [second]
     await kept.end()
 
 
-async def test_who_does_not_wait_any_more_changes_nothing(sim: Simulated) -> None:
+async def test_who_asked_uses_them_before_they_can_go(
+    sim: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINGER", 0.0)
+    monkeypatch.setattr(module, "MOST_IDLE", 1)
     kept = Kept(sim)
-    _memory, (first,) = exported(sim, 1)
-    mapping = kept.map([first])
-    mapping.cancel()
-    await until(lambda: len(kept) == 1)
+    _memory, handles = exported(sim, 4)
+    used: list[object] = []
+    kept.map(handles, lambda _: used.extend(map(kept.use, handles[:3])))
+    await until(lambda: used and len(sim.opened) == 3)
+    assert kept.lacks(handles) == handles[3:]
+    for handle in handles[:3]:
+        kept.let_go(handle)
     await kept.end()
     assert not sim.opened
 
@@ -123,7 +137,7 @@ async def test_who_does_not_wait_any_more_changes_nothing(sim: Simulated) -> Non
 async def test_closing_waits_for_who_uses_it(sim: Simulated) -> None:
     kept = Kept(sim)
     _memory, handles = exported(sim, 2)
-    await kept.map(handles)
+    await kept.map_all(handles)
     kept.use(handles[0])
     kept.close()
     await until(lambda: len(sim.opened) == 1)
@@ -136,7 +150,7 @@ async def test_closing_waits_for_who_uses_it(sim: Simulated) -> None:
 async def test_what_ends_after_the_runtime_is_unmapped_at_once(sim: Simulated) -> None:
     kept = Kept(sim)
     _memory, (first,) = exported(sim, 1)
-    await kept.map([first])
+    await kept.map_all([first])
     kept.use(first)
     await kept.end()
 

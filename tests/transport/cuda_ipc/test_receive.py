@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ async def test_messages_are_done_in_order_though_some_are_dropped() -> None:
                 future = both.receiver.discard(body, [LARGE])
             else:
                 _, future = both.receiver.fetch(body, [LARGE])
-            future.add_done_callback(lambda _, number=number: order.append(number))
+            future.add_done_callback(partial(lambda number, _: order.append(number), number))
         assert both.receiver.pending == 3
         await asyncio.gather(*works)
         assert order == [0, 1, 2]
@@ -167,7 +168,7 @@ async def test_there_is_not_that_much_memory() -> None:
         def allocate(*_: object) -> Any:
             raise RuntimeError("CUDA out of memory")
 
-        both.sim.allocate = allocate  # type: ignore[method-assign]
+        both.sim.allocate = allocate  # type: ignore[assignment,method-assign]
         with pytest.raises(RuntimeError, match="out of memory"):
             both.fetch(LARGE)
         both.sender.sever()
@@ -286,7 +287,7 @@ async def test_a_device_that_fails_under_the_copy(when: str) -> None:
             def record(_: object) -> Any:
                 raise DeviceError("device cuda:1 failed")
 
-            sim.record = record  # type: ignore[method-assign]
+            sim.record = record  # type: ignore[assignment,method-assign]
         _, future = both.fetch(LARGE)
         with pytest.raises(DeviceError, match="device cuda:1 failed"):
             await future
