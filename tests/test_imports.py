@@ -31,7 +31,7 @@ LAYERS = [
     ],
     ["handles*", "transport*"],
     ["rendezvous*"],
-    ["scheduler*", "bulk", "connect"],
+    ["scheduler*", "bulk", "connect", "presence"],
     ["session"],
     ["group"],
     ["collective"],
