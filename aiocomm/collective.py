@@ -110,6 +110,18 @@ class Collective:
             self._drop(cached)  # its messages can be taken; the next call makes a new group
         return cached.group
 
+    async def ready(self) -> None:
+        """Be found by others; done already when ``aiocomm.open`` has given this one.
+
+        Raises:
+            RendezvousError, NetworkError: the board, or an address to listen at, cannot be had.
+            ClosedError: the runtime is closed.
+
+        Cancellation: safe; what was begun goes on for the next call.
+        """
+        self._runtime.check()
+        await self._presence.open()
+
     async def aclose(self) -> None:
         """Close every group (pending sends leave first) and stop being found. Idempotent.
 

@@ -35,14 +35,15 @@ LAYERS = [
     ["session"],
     ["group"],
     ["collective"],
-    ["blocking", "launch", "worker", "channel", "testing", "shared"],
+    ["comm"],
+    ["blocking", "launch", "worker*", "channel", "testing", "shared"],
     [""],
     ["demo*"],  # a user of the public names
     ["cli", "__main__"],
 ]
 # The one leaf of the transports that handles know, and what it may know itself.
 BRIDGE = "transport.completion"
-RAY = {"rendezvous.ray", "worker", "channel", "handles.channel"}
+RAY = {"rendezvous.ray", "worker", "worker_launch", "channel", "handles.channel"}
 DEMO = {"rich", "typer", "safetensors"}
 DEMO_MODULES = ["cli", "__main__", "demo*"]
 FOREIGN = {"torch", "anyio", "uvloop"}
