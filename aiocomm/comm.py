@@ -194,7 +194,7 @@ class Comm:
             closed.result(collective.options.close_timeout + CLOSE_GRACE)
         except (RuntimeError, TimeoutError) as error:  # the loop is closed, or stuck
             closing.close()
-            log.warning("%r ends without a goodbye: %s", self, error or "its loop is stuck")
+            log.warning("%r ends without a goodbye: %s", self, str(error) or "its loop is stuck")
 
     # --- which group a call is for; ``blocking.Comm`` asks too ---
 

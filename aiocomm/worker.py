@@ -49,6 +49,51 @@ __all__ = ["BlockingWorker", "Worker", "Workers", "launch"]
 C = TypeVar("C", Comm, blocking.Comm)
 
 
+def _address_in(name: str | None) -> WorkerAddress | None:
+    try:
+        return WorkerAddress.parse(name) if name else None
+    except AddressError:
+        return None
+
+
+def _taking_seat(init: Callable[..., None]) -> Callable[..., None]:
+    """The same ``__init__``, which takes a seat too, and after which the actor is found by others.
+
+    Ray checks the arguments of ``.remote()`` against the signature, so it is kept.
+    """
+
+    def taking(self: Any, *args: Any, aiocomm_seat: Seat | None = None, **kwargs: Any) -> None:
+        if aiocomm_seat is not None:
+            self._seat = aiocomm_seat
+        init(self, *args, **kwargs)
+        if self._seat.address is not None or _address_in(actor_name()) is not None:
+            self._begin()
+
+    functools.update_wrapper(taking, init)
+    del taking.__wrapped__  # type: ignore[attr-defined]  # Ray would write to what it leads to
+    own = inspect.signature(init)
+    named = list(own.parameters.values())
+    if init is object.__init__:
+        named = named[:1]  # it names any arguments and takes none
+    at = len(named) - (bool(named) and named[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    named.insert(
+        at, inspect.Parameter("aiocomm_seat", inspect.Parameter.KEYWORD_ONLY, default=None)
+    )
+    taking.__signature__ = own.replace(parameters=named)  # type: ignore[attr-defined]
+    taking.takes_seat = True  # type: ignore[attr-defined]
+    taking.stands_in = init is object.__init__  # type: ignore[attr-defined]
+    return taking
+
+
+def _own_init(cls: type) -> Callable[..., None]:
+    """The class' ``__init__``, or the first one of its bases that somebody wrote."""
+    for base in cls.__mro__:
+        init: Callable[..., None] | None = vars(base).get("__init__")
+        if init is not None and not getattr(init, "stands_in", False):
+            return init
+    raise AssertionError("object has one")
+
+
 class _Actor:
     """What both mixins share: who the actor is, and when it begins to be found."""
 
@@ -60,10 +105,11 @@ class _Actor:
 
     _seat = Seat()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, mixin: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not hasattr(cls.__init__, "takes_seat"):  # else it is a base's, or Ray's subclass
-            cls.__init__ = _taking_seat(cls.__init__)  # type: ignore[misc]
+        if not mixin:
+            init = _own_init(cls)
+            cls.__init__ = init if hasattr(init, "takes_seat") else _taking_seat(init)  # type: ignore[method-assign]
 
     def _open(self, kind: Callable[..., C]) -> C:
         seat = self._seat
@@ -81,7 +127,7 @@ class _Actor:
         """Begin to be found, where that can be done; the first use of ``comm`` says why not."""
 
 
-class Worker(_Actor):
+class Worker(_Actor, mixin=True):
     """Mixin for async actors: gives ``self.comm``.
 
     The runtime lives in the actor's event loop. An actor with concurrency groups has several: there
@@ -120,7 +166,7 @@ class Worker(_Actor):
             self.comm.close_from_thread()
 
 
-class BlockingWorker(_Actor):
+class BlockingWorker(_Actor, mixin=True):
     """Mixin for actors whose methods block, with several threads or one: gives ``self.comm``.
 
     The runtime lives in a loop of its own, in a thread of its own. For classes without coroutine
@@ -151,38 +197,3 @@ class BlockingWorker(_Actor):
         """Called by Ray when the actor ends in good order."""
         if "comm" in vars(self):
             self.comm.close()
-
-
-def _address_in(name: str | None) -> WorkerAddress | None:
-    try:
-        return WorkerAddress.parse(name) if name else None
-    except AddressError:
-        return None
-
-
-def _taking_seat(init: Callable[..., None]) -> Callable[..., None]:
-    """The same ``__init__``, which takes a seat too, and after which the actor is found by others.
-
-    Ray checks the arguments of ``.remote()`` against the signature, so it is kept.
-    """
-
-    def taking(self: Any, *args: Any, aiocomm_seat: Seat | None = None, **kwargs: Any) -> None:
-        if aiocomm_seat is not None:
-            self._seat = aiocomm_seat
-        init(self, *args, **kwargs)
-        if self._seat.address is not None or _address_in(actor_name()) is not None:
-            self._begin()
-
-    functools.update_wrapper(taking, init)
-    del taking.__wrapped__  # type: ignore[attr-defined]  # Ray would write to what it leads to
-    own = inspect.signature(init)
-    named = list(own.parameters.values())
-    if init is object.__init__:
-        named = named[:1]  # it names any arguments and takes none
-    at = len(named) - (bool(named) and named[-1].kind is inspect.Parameter.VAR_KEYWORD)
-    named.insert(
-        at, inspect.Parameter("aiocomm_seat", inspect.Parameter.KEYWORD_ONLY, default=None)
-    )
-    taking.__signature__ = own.replace(parameters=named)  # type: ignore[attr-defined]
-    taking.takes_seat = True  # type: ignore[attr-defined]
-    return taking
