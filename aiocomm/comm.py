@@ -213,14 +213,14 @@ class Comm:
         """The group to receive from that peer by: a lost one until it is empty."""
         if (group := self.linked(peer)) is not None:
             return group
+        present = self.group(*peer)
         former = self._former.get(peer)
         while former:
             if _holds(former[0]):
                 return former[0]
             former.popleft()
         self._former.pop(peer, None)
-        group = self._groups.get(peer)
-        return group if group is not None and _holds(group) else self.group(*peer)
+        return present
 
 
 def _holds(group: CollectiveGroup) -> bool:
