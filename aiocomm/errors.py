@@ -12,6 +12,7 @@ direction, peer and message sequence where there is one; its text says how to me
     |   +-- PairingError                   send met recv_tensor, or the specs of both differ
     |   +-- WrongLoopError (RuntimeError)  used from another event loop, or in a forked child
     |   +-- WouldBlockError (RuntimeError) a blocking wait on the thread of an event loop
+    |   +-- MissingPackageError (ImportError)  an optional package is not installed
     +-- ClosedError                    closed on this side
     +-- PeerError                      the other side did something, or is gone
     |   +-- PeerLostError (ConnectionError)   died, reset, silent, or its host vanished
@@ -112,6 +113,10 @@ class WrongLoopError(UsageError, RuntimeError):
 
 class WouldBlockError(UsageError, RuntimeError):
     """A blocking wait was called on the thread of an event loop; ``await`` the work instead."""
+
+
+class MissingPackageError(UsageError, ImportError):
+    """A package that this part of aiocomm needs is not installed; the text has the command."""
 
 
 class ClosedError(AiocommError):

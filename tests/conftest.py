@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
@@ -22,8 +23,10 @@ import torch.distributed
 
 import aiocomm  # noqa: F401  (so that no test pays for it, nor is blamed for what it opens)
 
-from . import loops, nursery
+from . import leaks, loops, nursery
 from .leaks import Snapshot
+
+_TEMPORARY = tempfile.gettempdir()
 
 hypothesis.settings.register_profile("local", deadline=None, database=None)
 hypothesis.settings.register_profile("ci", deadline=None, database=None, derandomize=True)
@@ -45,6 +48,8 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Ray last: its processes would take time from the others.
+    items.sort(key=_on_ray)
     if torch.cuda.is_available():
         return
     for item in items:
@@ -72,6 +77,18 @@ def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["TMPDIR"] = before[1]
 
 
+@pytest.fixture(scope="session")
+def cluster(_session: None) -> Iterator[None]:
+    """A local Ray, to which this process is connected; the same for all tests (``cluster.py``)."""
+    from . import cluster
+
+    place = cluster.start(_TEMPORARY)
+    leaks.OTHERS.append(cluster.sockets)
+    yield
+    leaks.OTHERS.remove(cluster.sockets)
+    cluster.stop(place)
+
+
 @pytest.fixture(params=sorted(loops.FACTORIES))
 def loop_name(request: pytest.FixtureRequest) -> str:
     """For plain tests that start workers: once with asyncio in them, once with uvloop."""
@@ -91,15 +108,35 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     # What lives on from earlier tests is not this one's: a collection need not walk through it,
     # which would make the check of every test slower than that of the one before.
     gc.freeze()
+    if _on_ray(request.node):
+        request.getfixturevalue("cluster")
+    for marker in request.node.iter_markers("ray"):
+        for name in marker.args:  # fixtures that outlive the test
+            request.getfixturevalue(name)
     before = Snapshot.take()
+    actors = _actors()
     yield
     if request.node.stash.get(_failed, False):
         return  # its traceback holds on to everything, and one failure is enough
     left = before.left(tight=request.node.get_closest_marker("tight") is not None)
+    left += leaks.until_empty(lambda: [f"actor {actor}" for actor in _actors() - actors])
     left += [f"the loop complained: {loops.describe(context)}" for context in _complaints]
     _complaints.clear()
     if left:
         pytest.fail("left behind:\n" + "\n".join(left), pytrace=False)
+
+
+def _actors() -> frozenset[str]:
+    """The actors that live, if Ray was started."""
+    if "tests.cluster" not in sys.modules:
+        return frozenset()
+    from . import cluster
+
+    return cluster.actors()
+
+
+def _on_ray(item: Any) -> bool:
+    return item.get_closest_marker("ray") is not None or "cluster" in item.fixturenames
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,6 +16,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ _FDS = Path("/proc/self/fd")
 _SHM = Path("/dev/shm")
 
 KEPT: set[str] = set()  # descriptors and pids that the test helpers keep for the whole session
+OTHERS: list[Callable[[], frozenset[str]]] = []  # say which sockets are somebody else's
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +63,14 @@ class Snapshot:
             tight: compare every file descriptor and the number of native threads too.
             grace: seconds for what ends by itself to end.
         """
-        gc.collect()
-        deadline = time.monotonic() + grace
-        while True:
-            found = self._compare(files, tight)
-            if not found or time.monotonic() > deadline:
-                return found
-            # Nothing signals the end of a native thread or of a socket that C++ holds.
-            time.sleep(_PAUSE)
-            gc.collect()
+        return until_empty(lambda: self._compare(files, tight), grace)
 
     def _compare(self, files: bool, tight: bool) -> list[str]:
         now = Snapshot.take()
         found = [f"thread {thread!r}" for thread in now.threads - self.threads]
-        found += [f"open {name}" for name in now.sockets - self.sockets]
+        if sockets := now.sockets - self.sockets:
+            others = frozenset[str]().union(*(each() for each in OTHERS))
+            found += [f"open {name}" for name in sockets - others]
         found += [f"child process {pid}: {_command(pid)}" for pid in now.children - self.children]
         if files:
             found += [
@@ -88,6 +84,19 @@ class Snapshot:
             if now.native > self.native:
                 found.append(f"native threads: {self.native} before, {now.native} after")
         return found
+
+
+def until_empty(look: Callable[[], list[str]], grace: float = GRACE) -> list[str]:
+    """What ``look`` finds, looked at again until it is nothing or the grace time is over."""
+    gc.collect()
+    deadline = time.monotonic() + grace
+    while True:
+        found = look()
+        if not found or time.monotonic() > deadline:
+            return found
+        # Nothing signals the end of a native thread or of a socket that C++ holds.
+        time.sleep(_PAUSE)
+        gc.collect()
 
 
 def _threads() -> list[threading.Thread]:

@@ -107,6 +107,7 @@ def test_each_says_what_it_is_called_for(cls: type[AiocommError]) -> None:
         (errors.PayloadError, ValueError),
         (errors.WrongLoopError, RuntimeError),
         (errors.WouldBlockError, RuntimeError),
+        (errors.MissingPackageError, ImportError),
         (errors.PeerClosedError, ConnectionError),
         (errors.AuthenticationError, ConnectionError),
         (errors.RouteError, ConnectionError),

@@ -21,6 +21,7 @@ UNMIRRORED: dict[str, str] = {
     "aiocomm/transport/__init__.py": "tests/test_imports.py",
     "aiocomm/transport/shm/__init__.py": "tests/test_imports.py",
     "aiocomm/rendezvous/__init__.py": "tests/test_imports.py",
+    "aiocomm/rendezvous/threaded.py": "tests/rendezvous/test_base.py",
     "aiocomm/scheduler/__init__.py": "tests/test_imports.py",
 }
 

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from aiocomm.rendezvous import TCPBoard, connect
 
@@ -40,6 +41,14 @@ def descriptor(board: TCPBoard) -> connect.Descriptor:
     assert native is not None
     native.borrow().close()
     return native
+
+
+def wipe() -> None:
+    """Empty the Ray board that ``kept_board`` keeps, so that the next test need not make one."""
+    import ray
+
+    actor: Any = ray.get_actor("aiocomm")
+    ray.get(actor.__ray_call__.remote(lambda self: self._entries.clear()))
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -18,9 +19,11 @@ import pytest
 from aiocomm.errors import AiocommError, ClosedError, RendezvousTimeout, UsageError
 from aiocomm.rendezvous import Store, TCPBoard
 from aiocomm.rendezvous.base import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from aiocomm.rendezvous.ray import RayBoard
 from aiocomm.testing import MemoryStore
 
 from .. import loops
+from .boards import wipe
 
 Pair = tuple[Store, Store]
 WAIT = 30.0  # seconds; guards against hanging, nothing waits that long
@@ -43,10 +46,24 @@ async def tcp() -> AsyncIterator[Pair]:
         yield client, server
 
 
-BOARDS: dict[str, Callable[[], AbstractAsyncContextManager[Pair]]] = {"memory": memory, "tcp": tcp}
+@contextlib.asynccontextmanager
+async def on_ray() -> AsyncIterator[Pair]:
+    async with RayBoard(timeout=WAIT) as one, RayBoard(timeout=WAIT) as other:
+        yield other, one
+    wipe()
 
 
-@pytest.fixture(params=sorted(BOARDS))
+BOARDS: dict[str, Callable[[], AbstractAsyncContextManager[Pair]]] = {
+    "memory": memory,
+    "ray": on_ray,
+    "tcp": tcp,
+}
+
+
+MARKS = {"ray": pytest.mark.ray("kept_board")}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in sorted(BOARDS)])
 def board(request: pytest.FixtureRequest) -> Any:
     return BOARDS[request.param]
 
@@ -257,7 +274,8 @@ async def test_it_can_be_opened_again(board: Any) -> None:
 @pytest.mark.asyncio
 async def test_host_is_numeric(board: Any) -> None:
     async with board() as (one, other):
-        assert (one.host, other.host) == ("127.0.0.1", "127.0.0.1")
+        for store in (one, other):
+            assert ipaddress.ip_address(store.host).is_loopback
 
 
 @pytest.mark.asyncio
@@ -300,7 +318,7 @@ async def test_a_loop_that_ended_while_it_waited_is_no_fault(board: Any, complai
 
 
 def test_a_store_that_was_never_opened_says_so() -> None:
-    for store in (MemoryStore(), TCPBoard(port=1)):
+    for store in (MemoryStore(), TCPBoard(port=1), RayBoard()):
         with pytest.raises(UsageError, match="aopen"):
             store.host
         with asyncio.Runner() as runner:

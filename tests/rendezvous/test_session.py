@@ -13,7 +13,7 @@ from datetime import timedelta
 import pytest
 
 from aiocomm.errors import RendezvousError, RendezvousTimeout
-from aiocomm.rendezvous import TCPBoard, connect, tcp
+from aiocomm.rendezvous import TCPBoard, connect, threaded
 
 from ..processes import Stage, Workers
 from .boards import SOON, WAIT, arrived, board_threads, descriptor, eventually
@@ -106,7 +106,7 @@ async def test_what_listens_but_does_not_answer_is_a_timeout(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connect, "_ANSWER", timedelta(seconds=1))
-    monkeypatch.setattr(tcp, "CLOSE_TIMEOUT", 0.2)
+    monkeypatch.setattr(threaded, "CLOSE_TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(RendezvousTimeout, match="is no board"):
             await TCPBoard(port=silent.getsockname()[1], serve=False, timeout=0.2).aopen()

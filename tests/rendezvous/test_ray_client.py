@@ -1,0 +1,164 @@
+"""How a Ray board outlives its actor: kills, owners that die, many who make one at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from typing import Any
+
+import pytest
+import ray
+
+from aiocomm.rendezvous import ray_client
+from aiocomm.rendezvous.ray import RayBoard
+
+from .boards import WAIT
+
+pytestmark = pytest.mark.ray
+
+
+@ray.remote(num_cpus=0)
+class Owner:
+    """A process that makes a board."""
+
+    async def open(self, name: str, key: str) -> int:
+        self.board = RayBoard(name, timeout=WAIT)
+        await self.board.aopen()
+        await self.board.set(key, b"theirs")
+        return os.getpid()
+
+
+def kill(name: str) -> None:
+    ray.kill(ray.get_actor(name))
+
+
+@pytest.mark.asyncio
+async def test_the_death_of_the_actor_costs_nothing() -> None:
+    async with RayBoard("killed", timeout=WAIT) as one, RayBoard("killed", timeout=WAIT) as other:
+        await one.set("one", b"1")
+        await other.set("other", b"2")
+        waiting = asyncio.create_task(other.get("later", WAIT))
+        await asyncio.sleep(0)
+        for round_ in range(3):
+            kill("killed")
+            assert await other.get("one", WAIT) == b"1"
+            assert await one.get("other", WAIT) == b"2"
+            await one.set("round", b"%d" % round_)
+            assert await other.get("round", WAIT) == b"%d" % round_
+        await one.set("later", b"3")
+        assert await waiting == b"3"
+
+
+@pytest.mark.asyncio
+async def test_the_death_of_the_owner_costs_what_it_wrote() -> None:
+    owner: Any = Owner.remote()
+    pid = await asyncio.to_thread(ray.get, owner.open.remote("owned", "theirs"))
+    async with RayBoard("owned", timeout=WAIT) as board:
+        await board.set("mine", b"1")
+        assert await board.get("theirs", WAIT) == b"theirs"
+        first = ray.get_actor("owned")
+        os.kill(pid, signal.SIGKILL)
+        # A call is the only way to see the death of an actor.
+        while True:
+            try:
+                await asyncio.to_thread(ray.get, first.look.remote("mine"))
+            except ray.exceptions.RayActorError:
+                break
+        assert await board.get("mine", WAIT) == b"1"
+        waiting = asyncio.create_task(board.get("theirs", WAIT))
+        await board.delete("never there")
+        assert not waiting.done()
+        await board.set("theirs", b"mine now")
+        assert await waiting == b"mine now"
+        del owner
+
+
+@pytest.mark.asyncio
+async def test_an_owner_that_closes_leaves_the_board_to_the_others() -> None:
+    async with RayBoard("kept", timeout=WAIT) as owner:
+        await owner.set("k", b"v")
+        actor = ray.get_actor("kept")
+        async with RayBoard("kept", timeout=WAIT) as other:
+            await owner.aclose()
+            assert await other.get("k", WAIT) == b"v"
+            assert ray.get_actor("kept") == actor
+    with pytest.raises(ValueError):
+        ray.get_actor("kept")
+    assert ("tests", "kept") not in ray_client._kept
+
+
+@pytest.mark.asyncio
+async def test_what_another_has_overwritten_is_not_written_again() -> None:
+    async with RayBoard("over", timeout=WAIT) as one, RayBoard("over", timeout=WAIT) as other:
+        for board in (one, other):
+            await board.set("k", b"first" if board is one else b"second")
+            await board.set("l", b"")
+        await one.delete("l")
+        # News come by one call after another: what is there now came after those.
+        await one.set("m", b"")
+        for board in (one, other):
+            assert await board.get("m", WAIT) == b""
+        kill("over")
+        assert await one.get("k", WAIT) == b"second"
+        await other.delete("never there")  # it has joined, with what it has to write
+        assert await one.delete("l") is False
+
+
+async def closed(*boards: RayBoard) -> None:
+    await asyncio.gather(*(board.aclose() for board in boards))
+
+
+async def _race(rounds: int) -> None:
+    boards = [RayBoard("raced", timeout=WAIT) for _ in range(4)]
+    await asyncio.gather(*(board.aopen() for board in boards))
+    seen = set()
+    for number in range(rounds):
+        seen.add(ray.get_actor("raced"))
+        kill("raced")  # and now four look it up or make it
+        await asyncio.gather(*(board.set(f"{number} {i}", b"") for i, board in enumerate(boards)))
+        for i in range(4):  # one actor: what one writes the others see
+            assert await boards[i].get(f"{number} {(i + 1) % 4}", WAIT) == b""
+    assert len(seen) == rounds
+    await closed(*boards)
+
+
+def test_many_make_one_at_once_after_each_kill() -> None:  # F31
+    asyncio.run(_race(50), debug=True)
+
+
+@pytest.mark.asyncio
+async def test_a_kill_while_it_is_opened() -> None:
+    async def killing() -> None:
+        with contextlib.suppress(ValueError):  # nobody has made one yet
+            await asyncio.to_thread(kill, "raced")
+
+    for number in range(5):
+        boards = [RayBoard("raced", timeout=WAIT) for _ in range(4)]
+        await asyncio.gather(*(board.aopen() for board in boards[: number % 3]))
+        await asyncio.gather(killing(), *(board.aopen() for board in boards[number % 3 :]))
+        await boards[0].set("k", b"")
+        for board in boards:
+            assert await board.get("k", WAIT) == b""
+        await closed(*boards)
+
+
+@pytest.mark.asyncio
+async def test_a_thousand_gets_do_not_stop_a_set() -> None:  # F33
+    async with RayBoard("full", timeout=WAIT) as one, RayBoard("full", timeout=WAIT) as other:
+        waiting = [asyncio.create_task(one.get(f"k{i}", WAIT)) for i in range(1001)]
+        await other.set("k7", b"v")
+        assert await waiting[7] == b"v"
+        await other.delete("k7")
+        assert sum(task.done() for task in waiting) == 1
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+
+
+def test_the_actor_has_not_imported_torch() -> None:
+    with RayBoard("slim", timeout=WAIT):
+        actor: Any = ray.get_actor("slim")
+        assert ray.get(actor.__ray_call__.remote(lambda self: "torch" in sys.modules)) is False
