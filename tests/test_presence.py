@@ -74,7 +74,9 @@ async def test_each_dial_has_an_error_of_its_own() -> None:
     # A session writes its group and peer into the error that ends it.
     board = Board(refusals=1)
     ours = presence(board)
-    outcomes = await asyncio.gather(*(ours.connect(B, "") for _ in range(2)), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        *(ours.connect(B, "") for _ in range(2)), return_exceptions=True
+    )
     first, second = outcomes
     assert isinstance(first, RendezvousError)
     assert isinstance(second, RendezvousError)
@@ -145,3 +147,12 @@ async def test_closed_before_it_was_opened() -> None:
     ours = presence(board)
     await ours.aclose()
     assert not board.reached.is_set()
+
+
+async def test_closing_at_any_moment_of_an_opening_leaves_nothing() -> None:
+    for turns in range(12):  # an opening takes fewer
+        ours = presence(Board())
+        ours.begin()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await ours.aclose()
