@@ -182,19 +182,22 @@ class Comm:
         await self._collective.abort()
 
     def close_from_thread(self) -> None:
-        """Like ``aclose``, from a thread without a loop while the loop runs in another one.
+        """Like ``aclose``, from a thread without a loop, whether or not the loop still runs.
 
         Waits for at most ``Options.close_timeout`` and a little more: a loop that is stuck does not
         hold up the end of its process.
         """
-        collective = self._collective
-        closing = collective.aclose()
+        loop = self._collective._runtime.loop
+        if loop.is_closed():
+            return
+        limit = self._collective.options.close_timeout + CLOSE_GRACE
         try:
-            closed = asyncio.run_coroutine_threadsafe(closing, collective._runtime.loop)
-            closed.result(collective.options.close_timeout + CLOSE_GRACE)
-        except (RuntimeError, TimeoutError) as error:  # the loop is closed, or stuck
-            closing.close()
-            log.warning("%r ends without a goodbye: %s", self, str(error) or "its loop is stuck")
+            if loop.is_running():
+                asyncio.run_coroutine_threadsafe(self.aclose(), loop).result(limit)
+            else:  # Ray has stopped it by then, and nobody else will run it again
+                loop.run_until_complete(asyncio.wait_for(self.aclose(), limit))
+        except TimeoutError:
+            log.warning("%r ends without a goodbye: its event loop is stuck", self)
 
     # --- which group a call is for; ``blocking.Comm`` asks too ---
 

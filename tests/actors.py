@@ -93,7 +93,7 @@ def again(call: Callable[[], Any]) -> Any:
 
 
 def held(worker: Worker) -> dict[str, int]:
-    """What the actor's process holds: descriptors, threads, groups, and tensors of 1 MiB or more."""
+    """What the actor's process holds; of tensors those of 1 MiB or more."""
     gc.collect()
     large = [
         each

@@ -19,7 +19,7 @@ from aiocomm import Options, WorkerAddress
 from aiocomm.comm import Seat
 from aiocomm.errors import AddressError, ClosedError, UsageError
 from aiocomm.testing import MemoryStore
-from aiocomm.worker import BlockingWorker, Worker, Workers, launch
+from aiocomm.worker import Worker, Workers, launch
 
 from . import actors
 from .actors import Blocker, Talker, get
@@ -27,6 +27,8 @@ from .sources import ROOT
 
 on_ray = pytest.mark.ray
 each_loop = pytest.mark.asyncio
+
+remote: Any = ray.remote  # its stubs know few of the options
 
 # --- without Ray: what the mixins do to a class ---
 
@@ -122,7 +124,9 @@ async def test_class_attributes_are_used_where_the_seat_says_nothing() -> None:
 async def test_without_an_address_the_first_use_says_how_to_get_one(cls: type[Worker]) -> None:
     worker = cls()
     for _ in range(2):
-        with pytest.raises(AddressError, match=r"no address.*launch.*\.options\(name='trainer:0'\)"):
+        with pytest.raises(
+            AddressError, match=r"no address.*launch.*\.options\(name='trainer:0'\)"
+        ):
             worker.comm
 
 
@@ -164,7 +168,7 @@ def test_without_ray_the_import_says_what_to_install() -> None:
 @pytest.fixture(scope="module")
 def pair(cluster: None) -> Iterator[tuple[Workers, Workers]]:
     """Two async actors on uvloop, and one on asyncio."""
-    kind = ray.remote(num_cpus=0)(Talker)
+    kind = remote(num_cpus=0)(Talker)
     plain = {"runtime_env": {"env_vars": {"RAY_USE_UVLOOP": "0"}}}
     with (
         launch(kind, 2, group="uv", options=actors.OPTIONS) as uv,
@@ -199,7 +203,7 @@ def test_many_methods_at_once_share_one_runtime_from_the_first_use_on(
     pair: tuple[Workers, Workers],
 ) -> None:
     (first, _), _ = pair
-    fresh = ray.remote(num_cpus=0)(Talker)
+    fresh = remote(num_cpus=0)(Talker)
     with launch(fresh, 1, group="fresh", options=actors.OPTIONS) as workers:
         received = [workers[0].recv.remote("uv", 0) for _ in range(50)]
         sent = [first.send.remote(number, "fresh", 0) for number in range(50)]
@@ -211,7 +215,7 @@ def test_many_methods_at_once_share_one_runtime_from_the_first_use_on(
 @on_ray("pair")
 def test_an_actor_that_was_never_called_is_found(pair: tuple[Workers, Workers]) -> None:
     (first, _), _ = pair
-    quiet = ray.remote(num_cpus=0)(Talker).options(name="quiet:3").remote()
+    quiet = remote(num_cpus=0)(Talker).options(name="quiet:3").remote()
     assert get(first.send.remote("hello", "quiet", 3)) is None
     assert get(quiet.recv.remote("uv", 0)) == "hello"
     ray.kill(quiet)
@@ -250,7 +254,7 @@ class Grouped(Worker):
 
 @on_ray("pair")
 def test_other_concurrency_groups_have_loops_of_their_own(pair: tuple[Workers, Workers]) -> None:
-    kind = ray.remote(num_cpus=0, concurrency_groups={"io": 2})(Grouped)
+    kind = remote(num_cpus=0, concurrency_groups={"io": 2})(Grouped)
     with launch(kind, 1, group="grouped") as workers:
         assert get(workers[0].home.remote()) == "grouped:0"
         assert "grouped:0" in get(workers[0].elsewhere.remote())
@@ -269,7 +273,7 @@ def test_actors_without_a_loop_block_and_have_the_same_calls(
     pair: tuple[Workers, Workers], threads: int
 ) -> None:
     (first, _), _ = pair
-    kind = ray.remote(num_cpus=0, max_concurrency=threads)(Blocker)
+    kind = remote(num_cpus=0, max_concurrency=threads)(Blocker)
     with launch(kind, 1, "hi", group="blocking", options=actors.OPTIONS) as workers:
         echoed = first.echo.remote("blocking", 0, 8)
         shouted = [workers[0].call.remote(_shout, number) for number in range(8)]
@@ -300,7 +304,7 @@ def test_peers_see_a_goodbye_when_an_actor_ends_well(
     pair: tuple[Workers, Workers], what: str, error: str
 ) -> None:
     (first, _), _ = pair
-    leaver = ray.remote(num_cpus=0)(Talker).options(name=f"leaver:{len(what)}").remote()
+    leaver = remote(num_cpus=0)(Talker).options(name=f"leaver:{len(what)}").remote()
     get(leaver.call.remote(_part, what))
     assert get(first.recv.remote("leaver", len(what))) == "last words"
     lost = first.recv.remote("leaver", len(what))

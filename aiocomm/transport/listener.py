@@ -241,7 +241,7 @@ class Listener:
     async def _bind(self, host: str, port: int, incarnation: str, *, published: bool) -> None:
         bound = bind_tcp(host, port)
         address = bound.getsockname()
-        # Not to serve at once: a cancellation while it begins would lose the server, and its socket.
+        # They serve later: a cancellation while one begins would lose the server and its socket.
         self._servers.append(
             await self.loop.create_server(
                 lambda: _Incoming(self), sock=bound, backlog=BACKLOG, start_serving=False
