@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import PayloadError, ProtocolError
 from ..packing import gather, inline, lay_out, plan, scatter, sizes_of
-from ..packing_places import Held
 from ..payload import Kind, buffer_sizes, pack, unpack, unpack_body
 from ..transport.shm.shared import REGISTRY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from ..payload import Packed
@@ -201,7 +198,7 @@ def pack_item(item: object) -> Packed:
         PayloadError: it cannot be sent, or lies on a device.
     """
     packed = pack(item)
-    if packed.buffers and not _on_cpu(packed.buffers):
+    if packed.device >= 0:
         raise PayloadError(
             "the item has tensors on a device, and a channel holds them in the memory of the host: "
             "put item.cpu(), or send it through a group"
@@ -241,10 +238,6 @@ def unpack_item(packet: Packet) -> Any:
     if [block.nbytes for block in blocks] != [block.nbytes for block in body]:
         raise ProtocolError("the blocks of an item are not those that it describes")
     return unpack(meta, scatter(blocks, body, sizes))
-
-
-def _on_cpu(buffers: Sequence[torch.Tensor]) -> bool:
-    return buffers.on_cpu if isinstance(buffers, Held) else buffers[0].is_cpu
 
 
 def _small(packed: Packed) -> bool:

@@ -8,8 +8,12 @@ from ..handles.base import AsyncWork
 from ..handles.delivered import DeliveredWork
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
     import torch
 
+    from ..device.base import Event
     from ..entries import Incoming, Outgoing, Post
     from ..payload import Packed, TensorSpec
     from .recv import RecvLane
@@ -26,6 +30,7 @@ class SendWork(AsyncWork[None]):
     _lane: SendLane
     _entry: Outgoing
     _packed: Packed | None = None
+    _host: asyncio.Task[Sequence[torch.Tensor]] | None = None  # its bytes, on their way to the host
 
     @property
     def _falls_with_its_branch(self) -> bool:
@@ -49,6 +54,7 @@ class RecvWork(DeliveredWork):
     _buffer: torch.Tensor | None = None
     _bytes: torch.Tensor  # the memory of the buffer
     _spec: TensorSpec | None = None
+    _ready: Event | None = None  # of a buffer on a device: it may be written to from then on
 
     def _put_back(self, delivered: Incoming) -> None:
         self._lane.give_back(self, delivered)

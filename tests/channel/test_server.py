@@ -28,7 +28,7 @@ async def test_a_thousand_waiting_gets_are_no_tasks(count: int) -> None:
         tasks = len(asyncio.all_tasks())
         gets = [consumer.get("k") for _ in range(count)]
         await consumer.look(None)
-        assert len(asyncio.all_tasks()) == tasks
+        assert len(asyncio.all_tasks()) <= tasks
         await producer.put("a", 0, "k")
         assert await gets[0] == "a"
         assert not any(get.done() for get in gets[1:])
