@@ -82,7 +82,7 @@ def test_example(name: str) -> None:
 
 @contextmanager
 def on_ray() -> Iterator[dict[str, str]]:
-    """What a program that starts a Ray of its own needs to be silent, and a folder for its files."""
+    """What a program that starts a Ray of its own needs to be silent, and where its files go."""
     # Ray makes Unix sockets deep in it, so its own name has to be short.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
         yield {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
@@ -130,6 +130,19 @@ def test_glance_blocking() -> None:
         exec(glance()[2].replace("store=...", "store=board"), names)
         peer.join(TIMEOUT)
     assert names["obj"]["echo"][0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.ray
+def test_readme_on_ray() -> None:
+    text = (ROOT / "README.md").read_text().partition("## On Ray\n")[2]
+    code = text.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {"__name__": "readme", "torch": torch}
+    try:
+        exec(code, names)
+        assert names["sums"] == [1024.0, 1024.0]
+    finally:
+        for workers in (names.pop("trainers"), names.pop("rollouts")):
+            workers.close()
 
 
 # --- the two snippets of the seed document ---
