@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import ray
@@ -61,6 +60,6 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    ray.init(address="local", logging_level=logging.ERROR, log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
     print(f"{STEPS} steps, {asyncio.run(main())} samples")
     ray.shutdown()
