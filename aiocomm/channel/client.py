@@ -293,15 +293,19 @@ class ChannelClient:
         return self._error is not None
 
     def _send(self, message: FromClient) -> None:
-        if self._taken and not isinstance(message, Taken):
-            self._send_taken()  # the answer may depend on it
-        if self._wire is not None:
+        """Send it, behind the word of what was taken: the answer may depend on that."""
+        if self._wire is None:
+            return
+        if self._taken:
+            taken, self._taken = self._taken, []
+            self._wire.send(Taken(taken), message)
+        else:
             self._wire.send(message)
 
     def _send_taken(self) -> None:
-        if self._taken:
+        if self._taken and self._wire is not None:
             taken, self._taken = self._taken, []
-            self._send(Taken(taken))
+            self._wire.send(Taken(taken))
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Items):
