@@ -15,7 +15,7 @@ import ray
 from aiocomm.rendezvous import ray_client
 from aiocomm.rendezvous.ray import RayBoard
 
-from .boards import WAIT
+from .boards import WAIT, rounds
 
 pytestmark = pytest.mark.ray
 
@@ -111,22 +111,22 @@ async def closed(*boards: RayBoard) -> None:
     await asyncio.gather(*(board.aclose() for board in boards))
 
 
-async def _race(rounds: int) -> None:
+async def _race(count: int) -> None:
     boards = [RayBoard("raced", timeout=WAIT) for _ in range(4)]
     await asyncio.gather(*(board.aopen() for board in boards))
     seen = set()
-    for number in range(rounds):
+    for number in range(count):
         seen.add(ray.get_actor("raced"))
         kill("raced")  # and now four look it up or make it
         await asyncio.gather(*(board.set(f"{number} {i}", b"") for i, board in enumerate(boards)))
         for i in range(4):  # one actor: what one writes the others see
             assert await boards[i].get(f"{number} {(i + 1) % 4}", WAIT) == b""
-    assert len(seen) == rounds
+    assert len(seen) == count
     await closed(*boards)
 
 
 def test_many_make_one_at_once_after_each_kill() -> None:  # F31
-    asyncio.run(_race(50), debug=True)
+    asyncio.run(_race(rounds(50)), debug=True)
 
 
 @pytest.mark.asyncio
