@@ -1,8 +1,9 @@
 """The bulk route of each direction: agreed on with the peer, opened, and closed.
 
-The sender proposes routes in turn, the best first. Both ends set the proposed one up at the same
-time; it is used once both say so, else the sender warns with the reason and proposes the next.
-This happens on the first bulk message of a direction, and never again.
+A direction may have two, one for memory of the host and one for memory of a device; each is agreed
+on by itself. The sender proposes routes in turn, the best first. Both ends set the proposed one up
+at the same time; it is used once both say so, else the sender warns with the reason and proposes
+the next. This happens on the first bulk message of a kind, and never again.
 
 ROUTE frames::
 
@@ -26,13 +27,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .errors import AiocommError, ProtocolError, RouteError
 from .transport.base import FrameKind
-from .transport.select import candidates, make_route
+from .transport.select import (
+    candidates,
+    device_candidates,
+    is_device_route,
+    make_device_route,
+    make_route,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .runtime import Runtime
     from .transport.base import Frame, Link, ReceivingRoute, Route, SendingRoute
+    from .transport.device_base import DeviceReceivingRoute, DeviceSendingRoute
 
 log = logging.getLogger("aiocomm")
 
@@ -68,6 +76,7 @@ class BulkRoutes:
         group: name of the group, the same on both sides.
         rank: 0 or 1 in the group.
         opened: told when the receiving end is set up.
+        opened_device: the same for that of a device.
         broken: told when the peer says that an end of its broke.
     """
 
@@ -79,6 +88,7 @@ class BulkRoutes:
         rank: int,
         *,
         opened: Callable[[ReceivingRoute], None],
+        opened_device: Callable[[DeviceReceivingRoute], None],
         broken: Callable[[End, RouteError], None],
     ) -> None:
         self._runtime = runtime
@@ -86,12 +96,13 @@ class BulkRoutes:
         self._group = group
         self._rank = rank
         self._opened = opened
+        self._opened_device = opened_device
         self._broken = broken
-        self._ends: dict[End, Route] = {}
+        self._ends: dict[tuple[End, bool], Route] = {}  # by end, and whether it is a device's
         self._made: list[Route] = []  # every route ever made, for the closing
-        self._proposed = ""
-        self._answer: asyncio.Future[str | None] | None = None  # to what is proposed
-        self._opening: asyncio.Task[SendingRoute] | None = None
+        self._answers: dict[str, asyncio.Future[str | None]] = {}  # to what is proposed, by name
+        self._opening: asyncio.Task[Any] | None = None
+        self._opening_device: asyncio.Task[Any] | None = None
         self._accepting: set[asyncio.Task[None]] = set()
 
     async def open(self) -> SendingRoute:
@@ -103,16 +114,39 @@ class BulkRoutes:
         Cancellation: the set-up goes on for the next call.
         """
         if self._opening is None:
-            self._opening = self._runtime.loop.create_task(self._propose_all())
-        return await asyncio.shield(self._opening)
+            names = candidates(self._runtime.options.route, same_host=self._link.same_host)
+            self._opening = self._runtime.loop.create_task(self._propose_all(names))
+        route: SendingRoute = await asyncio.shield(self._opening)
+        return route
+
+    async def open_device(self, index: int) -> DeviceSendingRoute:
+        """The same for memory of a device.
+
+        Args:
+            index: the device on which the first such message is.
+
+        Raises:
+            RouteError: none of the candidates can be set up; nobody was warned yet.
+
+        Cancellation: the set-up goes on for the next call.
+        """
+        if self._opening_device is None:
+            names = device_candidates(self._runtime.options.device_route)
+            self._opening_device = self._runtime.loop.create_task(self._propose_all(names, index))
+        route: DeviceSendingRoute = await asyncio.shield(self._opening_device)
+        return route
 
     @property
     def sending(self) -> SendingRoute | None:
         """The sending end, where it is set up."""
-        opening = self._opening
-        if opening is None or not opening.done() or opening.cancelled() or opening.exception():
-            return None
-        return opening.result()
+        route: SendingRoute | None = _outcome(self._opening)
+        return route
+
+    @property
+    def sending_device(self) -> DeviceSendingRoute | None:
+        """The same for memory of a device."""
+        route: DeviceSendingRoute | None = _outcome(self._opening_device)
+        return route
 
     def frame_received(self, frame: Frame) -> None:
         """A ROUTE, STORE, CHUNK or GRANT frame.
@@ -136,7 +170,7 @@ class BulkRoutes:
 
     def sever(self, end: End | None = None) -> None:
         """Make pending transfers (of one end, or of both) fail soon, whatever the peer does."""
-        for this, route in self._ends.items():
+        for (this, _), route in self._ends.items():
             if end is None or this is end:
                 route.sever()
 
@@ -151,7 +185,8 @@ class BulkRoutes:
 
         Cancellation: a route may be left open; call it again.
         """
-        tasks = [*self._accepting, *([self._opening] if self._opening else [])]
+        openings = (self._opening, self._opening_device)
+        tasks = [*self._accepting, *(opening for opening in openings if opening)]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -161,15 +196,15 @@ class BulkRoutes:
 
     # --- the sending end ---
 
-    async def _propose_all(self) -> SendingRoute:
+    async def _propose_all(self, names: Sequence[str], index: int | None = None) -> Route:
         reasons = []
-        names = candidates(self._runtime.options.route, same_host=self._link.same_host)
         for name in names:
-            reason = await self._propose(name)
+            reason = await self._propose(name, index)
             if reason is None:
-                return cast("SendingRoute", self._ends[End.SENDING])
+                return self._ends[End.SENDING, index is not None]
             reasons.append(f"{name}: {reason}")
-            if name != names[-1]:
+            # Of a device's routes each is for some placements only, so that one is left is no news.
+            if name != names[-1] and index is None:
                 log.warning(
                     "group %s: route %s cannot be set up, falling back to the next one: %s",
                     self._group,
@@ -178,16 +213,15 @@ class BulkRoutes:
                 )
         raise RouteError(f"no bulk route can be set up ({'; '.join(reasons)})", group=self._group)
 
-    async def _propose(self, name: str) -> str | None:
+    async def _propose(self, name: str, index: int | None) -> str | None:
         """Set one route up on both sides. Returns why not, or None."""
         task = asyncio.current_task()
         assert task is not None
         try:
-            route = self._make(name, End.SENDING)
+            route = self._make(name, End.SENDING, index)
         except AiocommError as error:
             return str(error)
-        self._proposed = name
-        answer = self._answer = self._runtime.loop.create_future()
+        answer = self._answers[name] = self._runtime.loop.create_future()
         self._tell(Step.OPEN, name)
         opening = asyncio.ensure_future(route.open())
         # What the peer says may end the wait, and so may the failure of this end.
@@ -210,6 +244,7 @@ class BulkRoutes:
         finally:
             opening.cancel()
             answer.cancel()
+            del self._answers[name]
 
     # --- the receiving end ---
 
@@ -230,32 +265,50 @@ class BulkRoutes:
         except Exception as error:  # whatever it is, the sender waits for the answer
             self._tell(Step.FAILED, name, str(error) or repr(error))
         else:
-            if self._ends[End.RECEIVING] is route:  # else another was proposed meanwhile
-                self._opened(cast("ReceivingRoute", route))
+            far = is_device_route(name)
+            if self._ends[End.RECEIVING, far] is route:  # else another was proposed meanwhile
+                if far:
+                    self._opened_device(cast("DeviceReceivingRoute", route))
+                else:
+                    self._opened(cast("ReceivingRoute", route))
                 self._tell(Step.READY, name)
 
     # --- both ---
 
-    def _make(self, name: str, end: End) -> Route:
+    def _make(self, name: str, end: End, index: int | None = None) -> Route:
         def publish(key: str, value: bytes) -> None:
             self._link.send(FrameKind.STORE, end, f"{name}\0{key}".encode(), value)
 
-        previous = self._ends.get(end)
+        far = is_device_route(name)
+        previous = self._ends.get((end, far))
         if previous is not None:
             previous.sever()
         sender = self._rank if end is End.SENDING else 1 - self._rank
-        route = make_route(
-            name,
-            label=f"{self._group}/{name}/{sender}",
-            link=self._link,
-            loop=self._runtime.loop,
-            sending=end is End.SENDING,
-            publish=publish,
-            off_loop=self._runtime.off_loop,
-            shm_bytes=self._runtime.options.shm_bytes,
-            stall_timeout=self._runtime.options.stall_timeout,
-        )
-        self._ends[end] = route
+        label, options = f"{self._group}/{name}/{sender}", self._runtime.options
+        route: Route
+        if far:
+            route = make_device_route(
+                name,
+                label=label,
+                loop=self._runtime.loop,
+                sending=end is End.SENDING,
+                publish=publish,
+                index=index,
+                options=options,
+            )
+        else:
+            route = make_route(
+                name,
+                label=label,
+                link=self._link,
+                loop=self._runtime.loop,
+                sending=end is End.SENDING,
+                publish=publish,
+                off_loop=self._runtime.off_loop,
+                shm_bytes=options.shm_bytes,
+                stall_timeout=options.stall_timeout,
+            )
+        self._ends[end, far] = route
         self._made.append(route)
         return route
 
@@ -264,14 +317,14 @@ class BulkRoutes:
             name, _, key = bytes(frame.head).decode().partition("\0")
         except ValueError as error:
             raise ProtocolError("a key of the peer cannot be read") from error
-        route: Any = self._ends.get(end)
+        route: Any = self._ends.get((end, is_device_route(name)))
         # What a route said that was dropped here meanwhile is not for the one after it.
         if route is not None and route.name == name and hasattr(route, "deliver"):
             route.deliver(key, bytes(frame.body))
 
     def _framed(self, end: End) -> Any:
         """The route whose frames come over the link itself."""
-        route = self._ends.get(end)
+        route = self._ends.get((end, False))
         handles = "chunk_received" if end is End.RECEIVING else "grant_received"
         if not hasattr(route, handles):
             raise ProtocolError("the peer sends frames of a route that was not agreed on")
@@ -290,15 +343,24 @@ class BulkRoutes:
             self.sever(end)
             self._broken(end, RouteError(f"the peer says: {reason}", group=self._group))
         elif step is Step.DROP:
-            route = self._ends.get(End.RECEIVING)
+            route = self._ends.get((End.RECEIVING, is_device_route(name)))
             if route is not None and route.name == name:
                 route.sever()
-        elif self._answer is not None and not self._answer.done() and name == self._proposed:
+        else:
             # An answer to an earlier proposal may still come after this side has dropped it.
-            self._answer.set_result(None if step is Step.READY else reason or "no reason given")
+            answer = self._answers.get(name)
+            if answer is not None and not answer.done():
+                answer.set_result(None if step is Step.READY else reason or "no reason given")
 
     def _tell(self, step: Step, name: str, reason: str = "") -> None:
         try:
             self._link.send(FrameKind.ROUTE, 0, bytes((step,)) + f"{name}\0{reason}".encode())
         except AiocommError as error:
             log.debug("group %s: the link is down (%s): %s", self._group, step.name, error)
+
+
+def _outcome(opening: asyncio.Task[Any] | None) -> Any:
+    """The route that was opened; None where it is not, or not yet."""
+    if opening is None or not opening.done() or opening.cancelled() or opening.exception():
+        return None
+    return opening.result()

@@ -70,6 +70,8 @@ class Incoming:
     lingers: bool = False  # the shell was told
     prefetched: bool = False  # counts against the prefetch budget
     credited: bool = False  # the sender got its share of the window back
+    far: bool = False  # it belongs in memory that takes time to reach, however small it is
+    here: bool = False  # its bytes are on this side: to move them takes no peer
 
 
 # --- actions: what the shell is to do, in this order ---

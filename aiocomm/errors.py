@@ -14,6 +14,7 @@ direction, peer and message sequence where there is one; its text says how to me
     |   +-- WouldBlockError (RuntimeError) a blocking wait on the thread of an event loop
     |   +-- MissingPackageError (ImportError)  an optional package is not installed
     +-- ClosedError                    closed on this side
+    +-- DeviceError   (RuntimeError)   an accelerator of this side failed
     +-- PeerError                      the other side did something, or is gone
     |   +-- PeerLostError (ConnectionError)   died, reset, silent, or its host vanished
     |   |   +-- PeerClosedError               said goodbye
@@ -121,6 +122,10 @@ class MissingPackageError(UsageError, ImportError):
 
 class ClosedError(AiocommError):
     """The work, group or runtime was closed on this side."""
+
+
+class DeviceError(AiocommError, RuntimeError):
+    """An accelerator of this side failed; whatever was queued in that stream is lost."""
 
 
 class PeerError(AiocommError):

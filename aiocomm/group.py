@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from .device import here
 from .errors import UsageError
 from .payload import as_bytes, pack, pack_tensor, spec_of
 from .scheduler import RecvWork, SendWork
@@ -84,6 +85,8 @@ class CollectiveGroup:
         if not async_op:
             raise _would_block()
         packed = pack(obj)
+        if packed.device >= 0:
+            packed.ready = here.mark(packed.device)
         work = SendWork(loop=self._runtime.loop)
         self._session.enter(self._session.sending.submit, work, packed)
         return work
@@ -130,6 +133,8 @@ class CollectiveGroup:
         if not async_op:
             raise _would_block()
         packed = pack_tensor(tensor)
+        if packed.device >= 0:
+            packed.ready = here.mark(packed.device)
         work = SendWork(loop=self._runtime.loop)
         self._session.enter(self._session.sending.submit, work, packed)
         return work
@@ -158,6 +163,8 @@ class CollectiveGroup:
         memory = as_bytes(tensor)
         work = RecvWork(loop=self._runtime.loop)
         work._buffer, work._bytes, work._spec = tensor, memory, spec_of(tensor)
+        if work._spec.device_type != "cpu" and memory.numel():
+            work._ready = here.mark(here.device_of(memory).index)
         self._session.enter(self._session.receiving.submit, work)
         return work
 
@@ -187,6 +194,7 @@ class CollectiveGroup:
             pending_recvs=session.receiving.pending,
             unreceived=session.receiving.unreceived,
             bulk_route=route.name if route is not None else None,
+            device_route=session.device_route,
         )
 
     async def aclose(self) -> None:

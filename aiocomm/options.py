@@ -16,7 +16,12 @@ LONGEST_STALL = 7 * 86400.0
 LONGEST_INTERVAL = 86400.0  # of heartbeats: no handshake takes more
 MOST_MESSAGES, MOST_BYTES = 2**32 - 1, 2**64 - 1  # of a window: what its frame can say
 _SIZES = ("eager_limit", "window_bytes", "window_messages", "prefetch_bytes", "shm_bytes")
+_CHOICES = (
+    *("route", "device", "device_route", "nccl_min_ctas", "nccl_max_ctas"),
+    "high_priority",
+)
 LEAST_SHM = 16 * KIB
+DEVICE_ROUTES = ("nccl", "staged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,14 @@ class Options:
         close_timeout: seconds that ``aclose`` gives pending sends to reach the peer.
         route: carry every bulk message by this route (``"shm"``, ``"gloo"``, ``"link"``), for tests
             and diagnosis; None chooses by placement.
+        device: index of the CUDA device on which received tensors are made; None takes the current
+            device of the loop's thread when the first one arrives.
+        device_route: carry every bulk message of CUDA tensors by this route (``"nccl"``,
+            ``"staged"``); None chooses by placement.
+        nccl_min_ctas: thread blocks that an operation of the nccl route takes at least; None leaves
+            it to NCCL.
+        nccl_max_ctas: the same, at most. Fewer leave more of the chip to the computation beside it.
+        high_priority: the streams of the nccl route go before those of the computation.
     """
 
     eager_limit: int = 64 * KIB
@@ -58,6 +71,11 @@ class Options:
     stall_timeout: float = 40.0
     close_timeout: float = 10.0
     route: str | None = None
+    device: int | None = None
+    device_route: str | None = None
+    nccl_min_ctas: int | None = None
+    nccl_max_ctas: int | None = None
+    high_priority: bool = False
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -93,11 +111,32 @@ class Options:
             raise UsageError(f"option eager_limit is {self.eager_limit}: at most 8 MiB fit a frame")
         if self.route not in (None, "shm", "gloo", "link"):
             raise UsageError(f"option route is {self.route!r}: give 'shm', 'gloo', 'link' or None")
+        self._check_device()
+
+    def _check_device(self) -> None:
+        if self.device_route not in (None, *DEVICE_ROUTES):
+            known = ", ".join(map(repr, DEVICE_ROUTES))
+            raise UsageError(f"option device_route is {self.device_route!r}: give {known} or None")
+        for name, least in (("device", 0), ("nccl_min_ctas", 1), ("nccl_max_ctas", 1)):
+            value = getattr(self, name)
+            if value is not None and (
+                not isinstance(value, int) or isinstance(value, bool) or value < least
+            ):
+                raise UsageError(f"option {name} is {value!r}: give {least} or more, or None")
+        if None not in (self.nccl_min_ctas, self.nccl_max_ctas) and (
+            self.nccl_min_ctas > self.nccl_max_ctas  # type: ignore[operator]
+        ):
+            raise UsageError(
+                f"option nccl_min_ctas is {self.nccl_min_ctas}, more than nccl_max_ctas, "
+                f"{self.nccl_max_ctas}: give less"
+            )
+        if not isinstance(self.high_priority, bool):
+            raise UsageError(f"option high_priority is {self.high_priority!r}: give True or False")
 
     def _check_kinds(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "route":
+            if field.name in _CHOICES:
                 continue
             if field.name in _SIZES:
                 fit = isinstance(value, int) and not isinstance(value, bool)

@@ -148,7 +148,7 @@ class RecvOrder:
         if message.sequence != self.expected or self.over or message.state is not NEW:
             raise IllegalTransition(f"arrival of {message}; the next is {self.expected}")
         self.expected += 1
-        if self._posts and not self._messages and not message.bulk:
+        if self._posts and not self._messages and not (message.bulk or message.far):
             # A short cut for the commonest case, to where ``_advance`` would come by the queue.
             post = next(iter(self._posts))
             if message.size <= self._copy_limit and self._fits(post, message):
@@ -228,9 +228,11 @@ class RecvOrder:
         """
         self.over = True
         for index, message in enumerate(self._messages):
-            if message.state is ARRIVED and held:
-                held -= 1
-            elif message.state not in WHOLE and not (keep_moving and message.state is MOVING):
+            if message.state is ARRIVED and (held or message.here):
+                held -= not message.here
+            elif message.state not in WHOLE and not (
+                message.state is MOVING and (keep_moving or message.here)
+            ):
                 self._truncate(index)
                 break
         return self._advance()
@@ -324,7 +326,11 @@ class RecvOrder:
             self._drop(message)
         elif message.state is not READY:
             return False
-        elif post.in_place and message.into is not post and message.size > self._copy_limit:
+        elif (
+            post.in_place
+            and message.into is not post
+            and (message.size > self._copy_limit or message.far)
+        ):
             message.state, message.into, post.holds = COPYING, post, message
             self._moves += 1
             actions.append(Copy(message, post))

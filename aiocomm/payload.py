@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .device import here
 from .errors import AiocommError, DecodeError, ProtocolError
 from .packing import outline, sizes_of
 from .payload_bytes import (
@@ -55,6 +56,8 @@ from .payload_table import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from .device.base import Event
 
 __all__ = [
     "Kind",
@@ -105,6 +108,9 @@ class Packed:
         nbytes: bytes of all buffers.
         structure: bytes at the start of the meta that are equal in every message whose tensors
             (and, in a dict of tensors, keys) are like these; 0 if it has none.
+        device: index of the device on which the buffers are; -1 where that is the CPU, or there
+            are none.
+        ready: of buffers on a device, the event after which they hold what is to be sent.
     """
 
     kind: Kind
@@ -112,6 +118,8 @@ class Packed:
     buffers: Sequence[torch.Tensor]
     nbytes: int
     structure: int = 0
+    device: int = -1
+    ready: Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +207,26 @@ def _packed(form: Form, stream: io.BytesIO, slots: Slots) -> Packed:
         table.stream = stream.getvalue()
     meta = write_object(table)
     structure = len(meta) - len(table.stream) if form is Form.PICKLED else len(meta)
-    return Packed(_OBJECT, meta, buffers, sum(table.sizes), structure)
+    packed = Packed(_OBJECT, meta, buffers, sum(table.sizes), structure)
+    if table.device and packed.nbytes:
+        packed.device = _index(slots.device)
+    return packed
 
 
 def _pack_tensor(tensor: torch.Tensor, kind: Kind, form: Form) -> Packed:
     buffer = as_bytes(tensor)
-    device = 0 if buffer.is_cpu else DEVICES.index(buffer.device.type)
-    meta = write_tensor(form, device, CODES[tensor.dtype], tensor.shape)
-    return Packed(kind, meta, (buffer,), buffer.nbytes)
+    if here.on_cpu(buffer):
+        meta = write_tensor(form, 0, CODES[tensor.dtype], tensor.shape)
+        return Packed(kind, meta, (buffer,), buffer.nbytes)
+    home = here.device_of(buffer)
+    meta = write_tensor(form, DEVICES.index(home.type), CODES[tensor.dtype], tensor.shape)
+    index = _index(home) if buffer.nbytes else -1
+    return Packed(kind, meta, (buffer,), buffer.nbytes, device=index)
+
+
+def _index(device: torch.device | None) -> int:
+    assert device is not None
+    return device.index or 0
 
 
 def pack_tensor(tensor: torch.Tensor) -> Packed:
@@ -220,7 +240,8 @@ def pack_tensor(tensor: torch.Tensor) -> Packed:
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     """What a tensor that is to be received into asks for."""
-    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.nbytes, tensor.device.type)
+    kind = here.device_of(tensor).type
+    return TensorSpec(tensor.dtype, tuple(tensor.shape), tensor.nbytes, kind)
 
 
 # --- receiving ---
@@ -274,7 +295,7 @@ def assemble(table: Table, stream: bytes | memoryview, buffers: Sequence[torch.T
     if sizes_of(buffers) != tuple(table.sizes):
         raise ProtocolError("the buffers of a message are not those that it describes")
     if table.flags & STREAM_IN_BUFFER:
-        if not buffers or not buffers[-1].is_cpu:
+        if not buffers or not here.on_cpu(buffers[-1]):
             raise ProtocolError("a message has no buffer for its stream")
         stream = view_of(buffers[-1])
         buffers = buffers[:-1]
@@ -312,11 +333,11 @@ def _load(stream: bytes | memoryview, items: Sequence[Any]) -> Any:
 
 
 def _unpack_tensor(meta: bytes | memoryview, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
-    _, code, shape, nbytes = read_tensor(Form.TENSOR, meta)
+    device, code, shape, nbytes = read_tensor(Form.TENSOR, meta)
     if len(buffers) != 1 or buffers[0].numel() != nbytes:
         raise ProtocolError("the buffers of a message are not those that it describes")
     if not nbytes:
-        return empty(DTYPES[code][0], shape, buffers[0].device)
+        return empty(code, shape, device)
     return typed(code, shape, own(buffers[0]))
 
 
@@ -327,9 +348,9 @@ def unpack_body(meta: bytes | memoryview, body: bytes | memoryview) -> Any:
             return _load(plain, ())
         table = read_object(meta)
         return assemble(table, table.stream, outline(body, table.sizes))
-    _, code, shape, nbytes = read_tensor(Form.TENSOR, meta)
+    device, code, shape, nbytes = read_tensor(Form.TENSOR, meta)
     if len(body) != nbytes:
         raise ProtocolError(f"a message has {len(body)} bytes where its sizes say {nbytes}")
     if not nbytes:
-        return empty(DTYPES[code][0], shape, "cpu")
+        return empty(code, shape, device)
     return cut(code, shape, nbytes, bytearray(body), 0)

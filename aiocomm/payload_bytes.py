@@ -41,6 +41,7 @@ DTYPES: dict[int, tuple[torch.dtype, int]] = {
 }
 CODES: dict[torch.dtype, int] = {dtype: code for code, (dtype, _) in DTYPES.items()}
 DEVICES = ("cpu", "cuda", "xpu")  # the number on the wire is the place here; append only
+SENDABLE = DEVICES[:2]  # the last one has a number and no adapter
 MAX_DIMS = 255
 
 
@@ -67,7 +68,7 @@ def refusal(tensor: torch.Tensor) -> str | None:
         return "is quantized: send tensor.int_repr() and its scale and zero point"
     if tensor.is_meta:
         return "is on the meta device and has no data: materialise it first"
-    if tensor.device.type not in DEVICES:
+    if tensor.device.type not in SENDABLE:
         return f"is on {tensor.device}: move it to the CPU or to CUDA"
     if tensor.dtype not in CODES:
         return f"has the dtype {tensor.dtype}, which cannot travel: convert it"

@@ -89,6 +89,6 @@ def _union(slots: Slots, run: list[int]) -> torch.Tensor:
     owners = [slots.owners[slot] for slot in run]
     if slots.device is None or slots.device.type == "cpu":
         return tensor_at(start, end - start, owners)
-    whole = torch.empty(0, dtype=_UINT8, device=slots.device)
+    whole = torch.empty(0, dtype=_UINT8, device=owners[0].device)
     storage = owners[0].untyped_storage()
     return whole.set_(storage, start - storage.data_ptr(), (end - start,), (1,))

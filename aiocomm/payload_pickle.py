@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .device import here
 from .errors import AiocommError, PayloadError
-from .payload_bytes import CODES, DEVICES, MAX_DIMS, RAW, address_of, is_wrapper, plain, refuse
+from .payload_bytes import CODES, MAX_DIMS, RAW, SENDABLE, address_of, is_wrapper, plain, refuse
 from .payload_find import where_is
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _REDUCE_PARAMETER: Any = torch.nn.Parameter.__reduce_ex__
 _STATE = object.__getstate__  # None without attributes; asking for __dict__ would make one
 _STRIDED = torch.strided
 _CPU = torch.device("cpu")
-_ON_CPU, _DTYPE, _NBYTES = map(operator.attrgetter, ("is_cpu", "dtype", "nbytes"))
+_DTYPE, _NBYTES = map(operator.attrgetter, ("dtype", "nbytes"))
 _NAMED = getattr(_TENSOR, "has_names", None)  # only in a torch that has named tensors
 
 FEW = 1
@@ -73,7 +74,7 @@ class Slots:
                     or (_NAMED is not None and _NAMED(tensor))
                 ):
                     raise Refused(tensor)
-                if not tensor.is_cpu or device is not _CPU:
+                if not here.on_cpu(tensor) or device is not _CPU:
                     device = self._device_with(tensor)
                 codes.append(CODES[tensor.dtype])
                 shapes.append(tensor.shape)
@@ -92,7 +93,7 @@ class Slots:
         """The same by columns, which takes half the time; False where anything is unusual."""
         try:
             if not (
-                all(map(_ON_CPU, items))
+                all(map(here.on_cpu, items))
                 and all(map(_TENSOR.is_contiguous, items))
                 and not any(map(_TENSOR.is_conj, items))
                 and not any(map(_TENSOR.is_neg, items))
@@ -113,8 +114,8 @@ class Slots:
         return True
 
     def _device_with(self, tensor: torch.Tensor) -> torch.device:
-        device = _CPU if tensor.is_cpu else tensor.device
-        if device.type not in DEVICES:
+        device = _CPU if here.on_cpu(tensor) else here.device_of(tensor)
+        if device.type not in SENDABLE:
             raise Refused(tensor)
         if self.device is None:
             self.device = device

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .device import here
 from .errors import ProtocolError
 from .packing_places import Laid
-from .payload_bytes import DEVICES, DTYPES, RAW, view_of
+from .payload_bytes import DTYPES, RAW, view_of
 from .payload_table import PLACED, Table
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
     home, count, sizes = 0, len(buffers), table.sizes
     for code, shape, nbytes in zip(table.codes, table.shapes, table.slot_bytes(), strict=True):
         if not nbytes:
-            items.append(_empty_item(code, shape, buffers, table.device))
+            items.append(_empty_item(code, shape, table.device))
             continue
         if home >= count or sizes[home] != nbytes:
             raise ProtocolError("the tensors of a message do not fit its buffers")
@@ -75,7 +76,7 @@ def _shared(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
     places = zip(table.homes, table.offsets, strict=True)
     for (code, shape, nbytes), (home, offset) in zip(slots, places, strict=True):
         if not nbytes:
-            items.append(_empty_item(code, shape, buffers, table.device))
+            items.append(_empty_item(code, shape, table.device))
             continue
         if home >= len(bases) or offset + nbytes > table.sizes[home]:
             raise ProtocolError("a tensor of a message lies outside its buffers")
@@ -105,7 +106,7 @@ def typed(code: int, shape: tuple[int, ...], base: torch.Tensor) -> torch.Tensor
     except RuntimeError:  # at an address that is no multiple of its item size, as at the sender
         tensor = (
             torch.frombuffer(view_of(base), dtype=dtype)
-            if base.is_cpu
+            if here.on_cpu(base)
             else base.clone().view(dtype)
         )
     # Of a contiguous tensor that is a view, and quicker than asking for one.
@@ -113,21 +114,21 @@ def typed(code: int, shape: tuple[int, ...], base: torch.Tensor) -> torch.Tensor
 
 
 def _raw(base: torch.Tensor, offset: int, nbytes: int) -> memoryview:
-    if not base.is_cpu:
+    if not here.on_cpu(base):
         raise ProtocolError("a message has raw bytes that are not on the CPU")
     return view_of(base, offset, nbytes)
 
 
-def _empty_item(
-    code: int, shape: tuple[int, ...], buffers: Sequence[torch.Tensor], device: int
-) -> torch.Tensor | memoryview:
-    if code == RAW:
-        return memoryview(bytearray())
-    return empty(DTYPES[code][0], shape, buffers[0].device if buffers else DEVICES[device])
+def _empty_item(code: int, shape: tuple[int, ...], device: int) -> torch.Tensor | memoryview:
+    return empty(code, shape, device) if code != RAW else memoryview(bytearray())
 
 
-def empty(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device | str) -> torch.Tensor:
+def empty(code: int, shape: tuple[int, ...], device: int) -> torch.Tensor:
+    """A tensor of no element on the CPU or on the current device, by the numbers of a table."""
+    dtype = DTYPES[code][0]
     try:  # torch.empty would warn of some dtypes
-        return torch.empty(0, dtype=_UINT8, device=device).view(dtype).view(shape)
+        if device:
+            return here.accelerator.empty(dtype, shape)
+        return torch.empty(0, dtype=_UINT8, device="cpu").view(dtype).view(shape)
     except (RuntimeError, OverflowError, TypeError) as error:
         raise ProtocolError(f"a message has an empty tensor that cannot be: {error}") from error

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .handles import AsyncWork
     from .runtime import Runtime
     from .transport.base import Frame, Link, SendingRoute
+    from .transport.device_base import DeviceSendingRoute
 
 log = logging.getLogger("aiocomm")
 
@@ -102,6 +103,7 @@ class Session:
         self.sending = SendLane(
             runtime,
             open_route=self._open_route,
+            open_device=self._open_device,
             broken=lambda error: self._transfer_broke(End.SENDING, error),
             context=self._where,
         )
@@ -115,6 +117,11 @@ class Session:
     def bulk_route(self) -> SendingRoute | None:
         """The bulk route of the sending direction, where it is set up."""
         return self._bulk.sending if self._bulk is not None else None
+
+    @property
+    def device_route(self) -> str | None:
+        """How large messages in memory of a device go; None before the first one."""
+        return self.sending.device.name
 
     @property
     def wants_link(self) -> bool:
@@ -214,6 +221,7 @@ class Session:
                 self._where["group"],
                 self._rank,
                 opened=self.receiving.route_up,
+                opened_device=self.receiving.device_route_up,
                 broken=self._peer_broke,
             )
         self.sending.link_up(link)
@@ -241,6 +249,10 @@ class Session:
         assert self._bulk is not None
         return await self._bulk.open()
 
+    async def _open_device(self, index: int) -> DeviceSendingRoute:
+        assert self._bulk is not None
+        return await self._bulk.open_device(index)
+
     def _transfer_broke(self, end: End, error: AiocommError) -> None:
         # Most often the peer died and the link is about to say so: that is the better error.
         if self.state is State.UP:
@@ -249,9 +261,14 @@ class Session:
             )
 
     def _break(self, end: End, error: AiocommError) -> None:
-        if self.state is State.UP and self._bulk is not None:
+        if self.state is not State.UP:
+            return
+        if self._bulk is not None:
             self._bulk.break_end(end, str(error))
             self._end_direction(end, error)
+        elif self._link is not None:  # in one process only a device can fail, and it is both sides'
+            self._link.abort()
+            self._lose(error)
 
     def _peer_broke(self, end: End, error: RouteError) -> None:
         self._end_direction(end, error)
@@ -356,3 +373,5 @@ class Session:
                     async with asyncio.timeout(self._runtime.options.close_timeout):
                         await self.receiving.settle()
             await self._bulk.aclose()
+        await self.sending.device.ferry.aclose()
+        await self.receiving.device.ferry.aclose()

@@ -60,3 +60,4 @@ class GroupStatistics:
     pending_recvs: int = 0
     unreceived: int = 0
     bulk_route: str | None = None
+    device_route: str | None = None

@@ -68,6 +68,7 @@ class Side:
             "g",
             rank,
             opened=self.opened.append,
+            opened_device=self.opened.append,
             broken=lambda end, error: self.broken.append((end, error)),
         )
 

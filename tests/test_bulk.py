@@ -158,8 +158,8 @@ async def test_answers_that_nobody_asked_for_change_nothing(
 
 async def test_a_proposal_of_another_version_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     side = Wire(monkeypatch).second
-    side.bulk.frame_received(route_frame(Step.OPEN, "nccl"))
-    assert side.said == ["FAILED nccl route 'nccl' is not known here"]
+    side.bulk.frame_received(route_frame(Step.OPEN, "pigeon"))
+    assert side.said == ["FAILED pigeon route 'pigeon' is not known here"]
     await side.bulk.aclose()
 
 

@@ -18,6 +18,7 @@ from .sources import ROOT, Import, imports, modules
 # A module imports from earlier layers and, where no cycle comes of it, from its own.
 LAYERS = [
     ["errors", "address", "options"],
+    ["device*"],
     [
         "entries",
         "window",
@@ -31,18 +32,19 @@ LAYERS = [
     ],
     ["handles*", "transport*"],
     ["rendezvous*"],
-    ["scheduler*", "bulk", "connect"],
+    ["scheduler*", "bulk", "connect", "presence"],
     ["session"],
     ["group"],
     ["collective"],
-    ["blocking", "launch", "worker", "channel", "testing", "shared"],
+    ["comm"],
+    ["blocking", "launch", "worker*", "channel", "testing", "shared"],
     [""],
     ["demo*"],  # a user of the public names
     ["cli", "__main__"],
 ]
 # The one leaf of the transports that handles know, and what it may know itself.
 BRIDGE = "transport.completion"
-RAY = {"worker", "channel", "handles.channel"}
+RAY = {"worker_launch", "channel", "handles.channel"}
 RAY |= {f"rendezvous.ray{part}" for part in ("", "_actor", "_client", "_nccl", "_nccl_store")}
 DEMO = {"rich", "typer", "safetensors"}
 DEMO_MODULES = ["cli", "__main__", "demo*"]
@@ -138,7 +140,7 @@ def test_handles_and_transports_do_not_know_one_another(name: str) -> None:
     if fnmatch(name, "handles*"):
         assert not {target for target in targets if fnmatch(target, "transport*")} - {BRIDGE}
     elif name == BRIDGE:
-        assert targets <= {"errors"}
+        assert targets <= {"errors", "device.base"}
     elif fnmatch(name, "transport*"):
         assert not {target for target in targets if fnmatch(target, "handles*")}
 
@@ -171,6 +173,14 @@ def test_one_file_makes_futures_of_works() -> None:
     assert [name for name, path in MODULES.items() if ".get_future(" in path.read_text()] == [
         BRIDGE
     ]
+
+
+def test_one_file_knows_cuda() -> None:
+    knowing = [name for name, path in MODULES.items() if "torch.cuda" in path.read_text()]
+    assert [name for name in knowing if name != "device.base"] == ["device.cuda"]
+    assert "torch.cuda" not in "".join(
+        line for line in MODULES["device.base"].read_text().partition('"""\n\nfrom')[2]
+    )
 
 
 PROBE = """

@@ -17,6 +17,7 @@ UNMIRRORED: dict[str, str] = {
     "aiocomm/__init__.py": "tests/test_imports.py",
     "aiocomm/__main__.py": "tests/test_cli.py",
     "aiocomm/demo/__init__.py": "tests/test_imports.py",
+    "aiocomm/device/__init__.py": "tests/test_imports.py",
     "aiocomm/handles/__init__.py": "tests/test_imports.py",
     "aiocomm/transport/__init__.py": "tests/test_imports.py",
     "aiocomm/transport/shm/__init__.py": "tests/test_imports.py",

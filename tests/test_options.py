@@ -20,6 +20,8 @@ from aiocomm.options import (
 )
 
 FIELDS = [field.name for field in dataclasses.fields(Options)]
+DEVICE = {"device", "nccl_min_ctas", "nccl_max_ctas"}
+CHOICES = {"route", "device_route", "high_priority", *DEVICE}
 
 
 def test_defaults_hold_together() -> None:
@@ -47,7 +49,7 @@ def test_sizes_may_be_zero_but_not_less(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(set(FIELDS) - {"eager_limit", "prefetch_bytes", "route"}),
+    sorted(set(FIELDS) - {"eager_limit", "prefetch_bytes"} - CHOICES),
 )
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_the_others_must_be_more_than_zero(name: str, value: float) -> None:
@@ -68,7 +70,7 @@ def test_a_stall_must_end_some_time(value: float) -> None:
         Options(stall_timeout=value)
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name != "route"])
+@pytest.mark.parametrize("name", sorted(set(FIELDS) - CHOICES))
 @pytest.mark.parametrize("value", ["5", None, True])
 def test_what_is_no_number_is_refused(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"option {name} is {value!r}: give a"):
@@ -104,6 +106,39 @@ def test_routes_that_can_be_pinned(route: str | None) -> None:
 def test_other_routes_are_refused(route: object) -> None:
     with pytest.raises(UsageError, match=f"option route is {re.escape(repr(route))}"):
         Options(route=route)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("route", [None, "nccl", "staged"])
+def test_routes_of_a_device_that_can_be_pinned(route: str | None) -> None:
+    assert Options(device_route=route).device_route == route
+
+
+@pytest.mark.parametrize("route", ["", "gloo", 1])
+def test_other_routes_of_a_device_are_refused(route: object) -> None:
+    text = f"option device_route is {re.escape(repr(route))}: give 'nccl', "
+    with pytest.raises(UsageError, match=text):
+        Options(device_route=route)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(DEVICE))
+def test_numbers_of_a_device(name: str) -> None:
+    least = 0 if name == "device" else 1
+    assert getattr(Options(**{name: least}), name) == least  # type: ignore[arg-type]
+    for value in (least - 1, 1.5, True, "5"):
+        with pytest.raises(UsageError, match=f"option {name} is {value!r}: give {least} or more"):
+            Options(**{name: value})  # type: ignore[arg-type]
+
+
+def test_blocks_at_least_are_no_more_than_at_most() -> None:
+    assert Options(nccl_min_ctas=2, nccl_max_ctas=2).nccl_max_ctas == 2
+    with pytest.raises(UsageError, match="nccl_min_ctas is 3, more than nccl_max_ctas, 2"):
+        Options(nccl_min_ctas=3, nccl_max_ctas=2)
+
+
+def test_the_priority_is_yes_or_no() -> None:
+    assert Options(high_priority=True).high_priority
+    with pytest.raises(UsageError, match="option high_priority is 1: give True or False"):
+        Options(high_priority=1)  # type: ignore[arg-type]
 
 
 def test_frozen_keyword_only_and_picklable() -> None:

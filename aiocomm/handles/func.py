@@ -6,16 +6,23 @@ followed to the last work of its chain. One failure is reported once, however ma
 reaches: a branch that passes a failure on leaves the duty to report it with the work where it
 arose, holds that work, and relieves it when the failure is retrieved here. Rejected: counting the
 failure as retrieved when a branch takes it and reporting in each branch, which reports it once for
-each branch. May not know what completes the first work of a chain. When CUDA comes, the place to
-record an event for device work that the function queued is ``_take``, before the work completes.
+each branch. May not know what completes the first work of a chain.
+
+What a function has queued on a device belongs to its result: in a process that uses CUDA an event
+is recorded behind it, in the stream that is current when it is over, and the work completes
+when that is done. Who awaits it may use the data in any stream. Rejected: to look for CUDA tensors
+in the result (a function may write to tensors that it does not return).
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import UsageError, WrongLoopError
+from ..device import here
+from ..errors import DeviceError, UsageError, WrongLoopError
+from ..transport.completion import poller_of
 from .base import AsyncWork
 
 if TYPE_CHECKING:
@@ -34,7 +41,8 @@ class AsyncFuncWork(AsyncWork[T]):
     Made by ``then``. Cancelling it before its function has begun means that the function never
     runs; the predecessor goes on, but for a send or receive of a group that nobody else waits for.
     While a coroutine runs, or a returned work is followed, that one is cancelled, and this work
-    ends as it ends.
+    ends as it ends. What it queued on a device in its current stream is done when it completes;
+    for other streams the function has to make that one wait.
 
     Args:
         predecessor: whose result the function takes.
@@ -126,6 +134,29 @@ class AsyncFuncWork(AsyncWork[T]):
         elif hasattr(type(value), "__await__"):  # inspect.isawaitable costs six times as much
             self._run(value)
         else:
+            self._settle(value)
+
+    def _settle(self, value: Any) -> None:
+        """Complete, once the device has done what the function queued."""
+        if not here.in_use():
+            self._finish(value)
+            return
+        try:
+            event = here.mark()
+            over = event.query()
+        except DeviceError as error:
+            self._fail_with(error)
+            return
+        if over:
+            self._finish(value)
+        else:
+            device = poller_of(self._loop).watch(event, keep=value)
+            device.add_done_callback(partial(self._settled, value))
+
+    def _settled(self, value: Any, device: asyncio.Future[None]) -> None:
+        if (error := device.exception()) is not None:
+            self._fail_with(error)
+        else:
             self._finish(value)
 
     # --- its function returned something to await ---
@@ -153,7 +184,7 @@ class AsyncFuncWork(AsyncWork[T]):
         elif isinstance(value := task.result(), AsyncWork):
             self._follow(value)
         else:
-            self._finish(value)
+            self._settle(value)
 
     # --- its function returned a work ---
 

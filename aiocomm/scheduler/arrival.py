@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ..errors import AiocommError
     from ..payload_table import Table
     from ..transport.base import Held
     from .envelope import Envelope
@@ -52,6 +53,9 @@ class Arrival:
     spec: TensorSpec | None = None
     table: Table | None = None  # of the meta, if it was read already, and the stream to it
     stream: bytes | memoryview = b""
+    far: bool = False  # its tensors belong in memory of a device,
+    by_device: bool = False  # and come by a route for that
+    failure: AiocommError | None = None  # why it cannot be rebuilt, if that was found already
 
     @classmethod
     def of(cls, envelope: Envelope, body: Any, schemas: KeptSchemas) -> tuple[Arrival, int]:
@@ -65,6 +69,8 @@ class Arrival:
             arrival.spec = tensor_spec(envelope.meta)
         elif envelope.number >= 0:
             arrival.table, arrival.stream = schemas.read(envelope)
+        if envelope.far:
+            return arrival, arrival._measure_far(envelope)
         if envelope.bulk:
             arrival.sizes = arrival._sizes()
             size = sum(arrival.sizes)
@@ -90,6 +96,8 @@ class Arrival:
         """
         if self.value is not UNBUILT:
             return self.value
+        if self.failure is not None:
+            raise self.failure
         body = self.body if self.held is None else self.held.view
         if self.sizes and self.held is None:
             buffers = self.buffers
@@ -107,6 +115,18 @@ class Arrival:
         """Nobody wants the bytes any more."""
         if self.held is not None:
             self.held.release()
+
+    def _measure_far(self, envelope: Envelope) -> int:
+        """Take in what an envelope says of a message for a device. Returns its bytes."""
+        self.far, self.by_device = True, envelope.by_device
+        if isinstance(self.body, tuple):
+            total: int = sum(buffer.numel() for buffer in self.body)
+            self.nbytes = len(envelope.meta) + total
+            return total
+        self.sizes = self._sizes()
+        size = sum(self.sizes)
+        self.nbytes += size if envelope.bulk else 0
+        return size
 
     def _sizes(self) -> tuple[int, ...]:
         if self.spec is not None:

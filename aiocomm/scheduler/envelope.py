@@ -16,6 +16,8 @@ from ..payload import Kind
 BULK = 1  # the flags of an envelope: its buffers go by the bulk route
 KEEP = 2  # its structure is to be kept under the number that follows
 KNOWN = 4  # its structure is the one that was kept under the number that follows
+FAR = 8  # its tensors belong in memory of a device
+BY_DEVICE = 16  # its buffers go by the bulk route for such memory; with BULK and FAR
 
 _ENVELOPE = struct.Struct("<BBI")  # kind, flags, bytes it takes of the receiver's window
 _NUMBERED = struct.Struct("<BBIB")  # the same, and the number of its structure
@@ -33,6 +35,8 @@ class Envelope:
         meta: with ``known``, without its structure.
         number: of the structure; -1 where it has none.
         known: whether the structure was kept under the number before, and is left out.
+        far: whether its tensors belong in memory of a device.
+        by_device: whether its buffers go by the bulk route for such memory.
     """
 
     kind: Kind
@@ -41,6 +45,8 @@ class Envelope:
     meta: bytes
     number: int = -1
     known: bool = False
+    far: bool = False
+    by_device: bool = False
 
     @classmethod
     def read(cls, head: bytes) -> Envelope:
@@ -50,20 +56,34 @@ class Envelope:
             kind, bulk = _KINDS[code], flags & BULK != 0
             if flags <= BULK:
                 return cls(kind, bulk, charge, head[_ENVELOPE.size :])
-            if flags & ~BULK in (KEEP, KNOWN) and kind is Kind.OBJECT:
-                number, known = head[_ENVELOPE.size], flags & KNOWN != 0
-                return cls(kind, bulk, charge, head[_NUMBERED.size :], number, known)
+            far, by_device, kept = flags & FAR != 0, flags & BY_DEVICE != 0, flags & _STRUCTURE
+            if flags < 2 * BY_DEVICE and (far and bulk) >= by_device:
+                if not kept:
+                    meta = head[_ENVELOPE.size :]
+                    return cls(kind, bulk, charge, meta, far=far, by_device=by_device)
+                if kept != _STRUCTURE and kind is Kind.OBJECT:
+                    number, meta = head[_ENVELOPE.size], head[_NUMBERED.size :]
+                    return cls(kind, bulk, charge, meta, number, kept == KNOWN, far, by_device)
         except (struct.error, LookupError) as error:
             raise ProtocolError("an envelope of the peer cannot be read") from error
         raise ProtocolError("an envelope of the peer cannot be read: its flags cannot be")
 
 
+_STRUCTURE = KEEP | KNOWN
 _KINDS = {kind.value: kind for kind in Kind}
 
 
-def envelope_head(kind: Kind, meta: bytes, charge: int, *, bulk: bool) -> bytes:
-    """The head of an ENVELOPE frame."""
-    return _ENVELOPE.pack(kind, bulk, charge) + meta
+def envelope_head(kind: Kind, meta: bytes, charge: int, *, bulk: bool, far: int = 0) -> bytes:
+    """The head of an ENVELOPE frame.
+
+    Args:
+        kind: which pair of calls it belongs to.
+        meta: of the message.
+        charge: bytes it takes of the receiver's window.
+        bulk: whether its buffers go by a bulk route.
+        far: ``FAR``, with or without ``BY_DEVICE``, where its tensors are on a device.
+    """
+    return _ENVELOPE.pack(kind, bulk | far, charge) + meta
 
 
 def numbered_head(flags: int, number: int, meta: bytes, charge: int) -> bytes:

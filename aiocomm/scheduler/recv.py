@@ -34,8 +34,9 @@ from ..stats import Traffic
 from ..transport.base import FrameKind
 from .arrival import Arrival
 from .envelope import Envelope, credit_head
+from .movers import DeviceMover, HostMover
+from .moves import as_route_error
 from .schemas import KeptSchemas
-from .send import as_route_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ..entries import RecvAction
     from ..runtime import Runtime
     from ..transport.base import Frame, Link, ReceivingRoute
+    from ..transport.device_base import DeviceReceivingRoute
     from .works import RecvWork
 
 log = logging.getLogger("aiocomm")
@@ -98,7 +100,8 @@ class RecvLane:
         self._settling: asyncio.Event | None = None
         self._link: Link | None = None
         self._error: AiocommError | None = None
-        self._route: ReceivingRoute | None = None
+        self._host = HostMover(runtime)
+        self.device = DeviceMover(runtime, self._host)
         self.traffic = Traffic()
 
     @property
@@ -135,7 +138,7 @@ class RecvLane:
         if work._buffer is None:
             arrival.value = AsyncWork.result(work)
         elif message.into is work._entry or arrival.held is not None:
-            arrival.buffers = [work._bytes.clone()]
+            arrival.buffers = [self._mover(arrival).clone_now(work._bytes)]
         self._perform(self._order.give_back(message))
 
     def link_up(self, link: Link) -> None:
@@ -147,7 +150,11 @@ class RecvLane:
 
     def route_up(self, route: ReceivingRoute) -> None:
         """The receiving end of the bulk route that was agreed on."""
-        self._route = route
+        self._host.route = route
+
+    def device_route_up(self, route: DeviceReceivingRoute) -> None:
+        """The same for memory of a device."""
+        self.device.route = route
 
     def envelope_received(self, frame: Frame) -> None:
         """The next message of the peer.
@@ -165,12 +172,14 @@ class RecvLane:
         envelope = Envelope.read(frame.head)
         arrival, size = Arrival.of(envelope, frame.body, self._schemas)
         bulk = envelope.bulk
-        if bulk:
-            if self._route is None:
+        if bulk and not envelope.far:
+            if (route := self._host.route) is None:
                 raise ProtocolError("the peer sends bulk, and no route was agreed on")
-            if frame.body and (held := self._route.hold(frame.body, arrival.sizes)) is not None:
+            if frame.body and (held := route.hold(frame.body, arrival.sizes)) is not None:
                 arrival.held, bulk = held, False  # it is here, as if it had come along
         message = Incoming(arrival, frame.sequence, size, envelope.charge, bulk)
+        if envelope.far:
+            self.device.admit(message)
         # recv_tensor brings memory of its own, which spares a copy: worth a moment's wait.
         message.reluctant = bulk and envelope.kind is TENSOR
         self._perform(order.arrive(message))
@@ -181,9 +190,7 @@ class RecvLane:
             return
         self._error = error
         self._fail_broken()
-        held = None
-        if self._route is not None:
-            held = self._route.end([each.owner.sizes for each in self._order.arrived()])
+        held = self._host.end(self._order.arrived())
         keep_moving = keep_moving or held is not None
         self._perform(self._order.lose(keep_moving=keep_moving, held=held or 0))
 
@@ -243,7 +250,7 @@ class RecvLane:
         if arrival.held is not None:
             arrival.held.release()
         if arrival.nbytes:
-            self.traffic.count(self._route_of(message), arrival.nbytes)
+            self.traffic.count(self._mover(arrival).route_of(message), arrival.nbytes)
             arrival.nbytes = 0
         work._delivered = message
         if not work.done():
@@ -256,10 +263,8 @@ class RecvLane:
         post.owner = None
         return work
 
-    def _route_of(self, message: Incoming) -> str:
-        if self._route is not None and (message.bulk or message.owner.held is not None):
-            return self._route.name
-        return "memory" if message.owner.in_process else "link"
+    def _mover(self, arrival: Arrival) -> HostMover | DeviceMover:
+        return self.device if arrival.far else self._host
 
     def _mismatch(self, action: Mismatch) -> None:
         work, arrival = self._release(action.post), action.message.owner
@@ -274,13 +279,10 @@ class RecvLane:
 
     def _transfer(self, action: Transfer) -> None:
         message = action.message
-        arrival = message.owner
-        assert self._route is not None
+        arrival: Arrival = message.owner
+        into = action.into.owner if action.into is not None else None
         try:
-            if action.into is not None:
-                moved = self._route.receive([action.into.owner._bytes])
-            else:
-                arrival.buffers, moved = self._route.fetch(arrival.sizes)
+            moved = self._mover(arrival).take_in(arrival, into)
         except (MemoryError, RuntimeError) as error:  # torch says RuntimeError when out of memory
             self._transfer_failed(message, error)
             return
@@ -296,10 +298,8 @@ class RecvLane:
         )
 
     def _copy(self, action: Copy) -> None:
-        buffer = action.into.owner._buffer
-        assert buffer is not None
         arrival = action.message.owner
-        copied = self._runtime.off_loop(arrival.fill, buffer)
+        copied = self._mover(arrival).copy(arrival, action.into.owner)
         copied.add_done_callback(partial(self._moved, action.message))
 
     def _evacuate(self, action: Evacuate) -> None:
@@ -319,12 +319,11 @@ class RecvLane:
         if arrival.buffers or not message.bulk:  # the original is still there
             self._perform(self._order.evacuated(message))
         else:
-            self._runtime.off_loop(memory.clone).add_done_callback(evacuated)
+            self._mover(arrival).clone(memory).add_done_callback(evacuated)
 
     def _discard(self, action: Discard) -> None:
         arrival = action.message.owner
-        assert self._route is not None
-        drained = self._taken_in(self._route.discard(arrival.sizes))
+        drained = self._taken_in(self._mover(arrival).discard(arrival))
 
         def done(future: asyncio.Future[None]) -> None:
             error = None if future.cancelled() else future.exception()

@@ -41,21 +41,21 @@ class SentSchemas:
     def __init__(self) -> None:
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
 
-    def head(self, packed: Packed, charge: int, *, bulk: bool) -> bytes:
-        """The head of the envelope that leaves next; it has to leave."""
+    def head(self, packed: Packed, charge: int, *, bulk: bool, far: int = 0) -> bytes:
+        """The head of the envelope that leaves next; it has to leave. See ``envelope_head``."""
         meta, end = packed.meta, packed.structure
         if not LEAST <= end <= MOST:
-            return envelope_head(packed.kind, meta, charge, bulk=bulk)
+            return envelope_head(packed.kind, meta, charge, bulk=bulk, far=far)
         numbers, structure = self._numbers, meta[CRC_SIZE:end]
         number = numbers.get(structure)
         if number is not None:
             numbers.move_to_end(structure)
-            return numbered_head(KNOWN | bulk, number, meta[:CRC_SIZE] + meta[end:], charge)
+            return numbered_head(KNOWN | bulk | far, number, meta[:CRC_SIZE] + meta[end:], charge)
         number = len(numbers)
         if number == SCHEMAS:
             _, number = numbers.popitem(last=False)
         numbers[structure] = number
-        return numbered_head(KEEP | bulk, number, meta, charge)
+        return numbered_head(KEEP | bulk | far, number, meta, charge)
 
 
 class KeptSchemas:

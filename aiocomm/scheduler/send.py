@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..entries import IllegalTransition, Outgoing
-from ..errors import AiocommError, Context, PairingError, ProtocolError, RouteError
+from ..errors import AiocommError, Context, PairingError, ProtocolError
 from ..ordering import SendOrder
 from ..packing import ALIGN, inline
 from ..payload import Kind
 from ..runtime import COPY_LIMIT
 from ..stats import Traffic
 from ..transport.base import MAX_BODY, FrameKind
-from .envelope import envelope_head, read_credit
+from .device_sending import DeviceSending, ready_of
+from .envelope import BY_DEVICE, FAR, envelope_head, read_credit
+from .movers import STAGED
+from .moves import Moves, as_route_error
 from .schemas import SentSchemas
 from .works import SendWork
 
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from ..payload import Packed
     from ..runtime import Runtime
     from ..transport.base import Link, SendingRoute
+    from ..transport.device_base import DeviceSendingRoute
 
 log = logging.getLogger("aiocomm")
 
@@ -46,6 +51,7 @@ class SendLane:
     Args:
         runtime: the loop and the options.
         open_route: gives the bulk route, agreed on with the peer on first use.
+        open_device: the same for memory of the device of that index.
         broken: told when a transfer of this direction failed.
         context: ``group`` and ``peer`` for the errors.
     """
@@ -55,6 +61,7 @@ class SendLane:
         runtime: Runtime,
         *,
         open_route: Callable[[], Awaitable[SendingRoute]],
+        open_device: Callable[[int], Awaitable[DeviceSendingRoute]],
         broken: Callable[[AiocommError], None],
         context: Context,
     ) -> None:
@@ -63,6 +70,7 @@ class SendLane:
         self._order = SendOrder()
         self._schemas = SentSchemas()
         self._open_route = open_route
+        self.device = DeviceSending(runtime, open_device, context)
         self._broken = broken
         self._context = context
         self._link: Link | None = None
@@ -70,7 +78,7 @@ class SendLane:
         self._error: AiocommError | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Event | None = None
-        self._moving: dict[Outgoing, asyncio.Future[None]] = {}  # bulk that its route has
+        self._moves = Moves(self._moved)
         self.traffic = Traffic()
 
     @property
@@ -86,18 +94,22 @@ class SendLane:
         bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
         link = self._link
-        if link is not None and not link.in_process and self._order.may_pass(charge):
+        far = packed.ready is not None
+        if far:
+            if not bulk and link is not None and not link.in_process:
+                self.device.begin(work, packed)
+        elif link is not None and not link.in_process and self._order.may_pass(charge):
             body = self._place(packed) if bulk else inline(packed.buffers)
             if body is not None:
                 sequence = self._order.pass_through(charge)
                 assert sequence is not None
                 if self._leave(link, sequence, packed, charge, body, bulk=bulk):
-                    self._count(packed, charge, bulk=bulk)
+                    self._count(packed, self._route.name if bulk and self._route else "link")
                     work._finish(None)
                     return
         work._lane = self
         work._packed = packed
-        work._entry = Outgoing(work, charge, bulk)
+        work._entry = Outgoing(work, charge, bulk or far)
         self._start(self._order.submit(work._entry))
 
     def cancelled(self, work: SendWork) -> None:
@@ -149,7 +161,7 @@ class SendLane:
         if self._starting is not None:
             self._starting.cancel()
         for entry in self._order.close():
-            if keep_moving and entry in self._moving:
+            if keep_moving and entry in self._moves:
                 continue
             work: SendWork = entry.owner
             work._fail(error, quiet=quiet)
@@ -161,13 +173,8 @@ class SendLane:
 
         Cancellation: safe, what is left fails all the same.
         """
-        try:
-            late = [moved for entry, moved in self._moving.items() if entry.owner is not None]
-            if late:
-                await asyncio.wait(late, timeout=timeout)
-        finally:
-            for entry in self._moving:
-                self._end_late(entry, self._error)
+        if self._error is not None:
+            await self._moves.settle(timeout, self._error)
 
     async def drain(self) -> None:
         """Wait until no send is pending.
@@ -187,7 +194,10 @@ class SendLane:
                 packed: Packed = entry.owner._packed
                 assert link is not None
                 try:
-                    if link.in_process:
+                    if packed.ready is not None:
+                        self._prepare(partial(self._leave_device, link, entry, packed))
+                        following = ()
+                    elif link.in_process:
                         following = self._hand_over(link, entry, packed)
                     elif not entry.slow:
                         body = inline(packed.buffers)
@@ -211,10 +221,18 @@ class SendLane:
         return self._route.place(packed.buffers) if self._route is not None else None
 
     def _leave(
-        self, link: Link, sequence: int, packed: Packed, charge: int, body: bytes, *, bulk: bool
+        self,
+        link: Link,
+        sequence: int,
+        packed: Packed,
+        charge: int,
+        body: bytes,
+        *,
+        bulk: bool,
+        far: int = 0,
     ) -> bool:
         """Send an envelope; False when the link is down."""
-        head = self._schemas.head(packed, charge, bulk=bulk)
+        head = self._schemas.head(packed, charge, bulk=bulk, far=far)
         try:
             link.send(ENVELOPE, sequence, head, body)
         except AiocommError as error:
@@ -222,12 +240,8 @@ class SendLane:
             return False
         return True
 
-    def _count(self, packed: Packed, charge: int, *, bulk: bool) -> None:
-        if bulk:
-            assert self._route is not None
-            self.traffic.count(self._route.name, charge + packed.nbytes)
-        else:
-            self.traffic.count("link", charge)
+    def _count(self, packed: Packed, route: str) -> None:
+        self.traffic.count(route, len(packed.meta) + packed.nbytes)
 
     def _hand_over(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
         buffers = tuple(packed.buffers)
@@ -249,55 +263,103 @@ class SendLane:
         if route is not None and route.staged_bytes(packed.buffers) <= COPY_LIMIT:
             return self._transfer(link, entry, packed, route.stage(packed.buffers))
 
+        async def stage() -> Sequence[Start]:
+            staged = await self._stage(packed.buffers)
+            return self._transfer(link, entry, packed, staged)
+
+        self._prepare(stage)
+        return ()
+
+    def _prepare(self, start: Callable[[], Awaitable[Sequence[Start]]]) -> None:
+        """Start a message in a task of its own, and then what may start after it."""
+
         async def prepare() -> None:
             try:
-                if self._route is None:
-                    self._route = await self._open_route()
-                staged = await self._runtime.off_loop(self._route.stage, packed.buffers)
-                self._start(self._transfer(link, entry, packed, staged))
+                self._start(await start())
             except Exception as error:  # of ours, or torch's when there is no memory to stage in
                 self._broken(as_route_error(error))
 
         self._starting = self._runtime.loop.create_task(prepare())
-        return ()
+
+    async def _stage(self, buffers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What the bulk route for memory of the host is given for these buffers."""
+        if self._route is None:
+            self._route = await self._open_route()
+        return await self._runtime.off_loop(self._route.stage, buffers)
+
+    async def _leave_device(self, link: Link, entry: Outgoing, packed: Packed) -> Sequence[Start]:
+        device, work = self.device, entry.owner
+        if link.in_process:
+            memory = await device.hand_over(packed)
+            head = envelope_head(packed.kind, packed.meta, entry.charge, bulk=False, far=FAR)
+            link.send(ENVELOPE, entry.sequence, head, memory)
+            self._sent(entry, "memory")
+        elif entry.charge > len(packed.meta):  # small: the window was charged for its buffers too
+            if work._host is None:
+                device.begin(work, packed)
+            body, work._host = inline(await work._host), None
+            if self._leave(link, entry.sequence, packed, entry.charge, body, bulk=False, far=FAR):
+                self._sent(entry, "link")
+        elif (route := await device.open(packed)) is not None:
+            send = partial(route.send, packed.buffers, after=ready_of(packed))
+            return self._move(link, entry, packed, route.name, send, far=FAR | BY_DEVICE)
+        else:
+            staged = await self._stage(await device.bring(packed))
+            return self._transfer(link, entry, packed, staged, name=STAGED, far=FAR)
+        return self._order.started(entry) if self._error is None else ()
 
     def _transfer(
-        self, link: Link, entry: Outgoing, packed: Packed, staged: Sequence[torch.Tensor]
+        self,
+        link: Link,
+        entry: Outgoing,
+        packed: Packed,
+        staged: Sequence[torch.Tensor],
+        *,
+        name: str | None = None,
+        far: int = 0,
     ) -> Sequence[Start]:
-        self._starting = None
         route = self._route
         assert route is not None
+        send = partial(route.send, staged, lend=packed.kind is not Kind.TENSOR)
+        return self._move(link, entry, packed, name or route.name, send, far=far)
+
+    def _move(
+        self,
+        link: Link,
+        entry: Outgoing,
+        packed: Packed,
+        name: str,
+        send: Callable[..., asyncio.Future[None]],
+        *,
+        far: int,
+    ) -> Sequence[Start]:
+        """Give a message to a bulk route by its ``send``, which sends the envelope too."""
+        self._starting = None
         starts: list[Start] = []
         sent = False
 
         def envelope(body: bytes) -> None:
             if self._error is None and self._leave(
-                link, entry.sequence, packed, entry.charge, body, bulk=True
+                link, entry.sequence, packed, entry.charge, body, bulk=True, far=far
             ):
                 starts.extend(self._order.started(entry))
                 if sent:  # it had to wait for room
                     self._start(starts)
 
-        moved = route.send(staged, envelope=envelope, lend=packed.kind is not Kind.TENSOR)
+        moved = send(envelope=envelope)
         sent = True
-        if moved.done():
-            self._transferred(entry, route.name, moved)
-        else:
-            self._moving[entry] = moved
-            moved.add_done_callback(lambda future: self._transferred(entry, route.name, future))
+        self._moves.add(entry, name, moved)
         return starts
 
-    def _transferred(self, entry: Outgoing, route: str, moved: asyncio.Future[None]) -> None:
-        error = None if moved.cancelled() else moved.exception()
-        self._moving.pop(entry, None)
+    def _moved(self, entry: Outgoing, route: str, error: BaseException | None) -> None:
         if self._error is not None:
-            self._end_late(entry, error)
+            self._end_late(entry, route, error)
         elif error is None:
             self._sent(entry, route)
         else:
             self._broken(as_route_error(error))
 
-    def _end_late(self, entry: Outgoing, error: BaseException | None) -> None:
+    def _end_late(self, entry: Outgoing, route: str, error: BaseException | None) -> None:
         """A message whose direction was over before its route was done with it."""
         work: SendWork | None = entry.owner
         if work is None:
@@ -305,7 +367,7 @@ class SendLane:
         packed, entry.owner, work._packed = work._packed, None, None
         if error is None:
             assert packed is not None
-            self._count(packed, entry.charge, bulk=True)
+            self._count(packed, route)
             work._finish(None)
         else:
             assert self._error is not None
@@ -316,7 +378,7 @@ class SendLane:
         entry.owner = None  # or work and entry would wait for the garbage collector
         packed, work._packed = work._packed, None
         assert packed is not None
-        self.traffic.count(route, entry.charge + (packed.nbytes if entry.slow else 0))
+        self._count(packed, route)
         if not work.done():
             work.set_result(None)
         self._order.finish(entry)
@@ -326,12 +388,3 @@ class SendLane:
     def _note_idle(self) -> None:
         if self._draining is not None and not self._order.pending:
             self._draining.set()
-
-
-def as_route_error(error: BaseException) -> AiocommError:
-    """An error of ours as it is, any other as a RouteError that chains it."""
-    if isinstance(error, AiocommError):
-        return error
-    wrapped = RouteError(f"a transfer failed: {error}")
-    wrapped.__cause__ = error
-    return wrapped

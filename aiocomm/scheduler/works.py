@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ..handles.base import AsyncWork
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     import torch
 
+    from ..device.base import Event
     from ..entries import Incoming, Outgoing, Post
     from ..payload import Packed, TensorSpec
     from .recv import RecvLane
@@ -28,6 +29,7 @@ class SendWork(AsyncWork[None]):
     _lane: SendLane
     _entry: Outgoing
     _packed: Packed | None = None
+    _host: asyncio.Task[Sequence[torch.Tensor]] | None = None  # its bytes, on their way to the host
 
     @property
     def _falls_with_its_branch(self) -> bool:
@@ -51,6 +53,7 @@ class RecvWork(AsyncWork[Any]):
     _buffer: torch.Tensor | None = None
     _bytes: torch.Tensor  # the memory of the buffer
     _spec: TensorSpec | None = None
+    _ready: Event | None = None  # of a buffer on a device: it may be written to from then on
     _delivered: Incoming | None = None  # until somebody took the result
     _given_back: bool = False
     _parked: int = 0  # awaiting tasks that were not woken yet

@@ -1,26 +1,41 @@
-"""Native completions as asyncio futures: the only place that turns a ``dist.Work`` into one.
+"""Native completions as asyncio futures: the only place that makes one of a ``dist.Work`` or of a
+device's event.
 
 The backend's own thread calls back when the work is over, and the result is posted to the loop: no
 thread waits, and the work makes progress though nobody awaits it. Knows nothing of who awaits.
 Rejected: ``work.wait()`` in an executor (a thread for each operation), and polling
 ``work.is_completed()`` (Gloo's never becomes true unless somebody waits).
+
+Nothing calls back for an event of a device, so events are polled; a stream is carried out in order,
+so only the first one of each stream is. Rejected: a host function in the stream (it takes the
+interpreter's lock in a thread of the driver, and holds the stream up meanwhile), a thread that
+blocks in ``synchronize`` for each stream, and a timer for each event.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ..errors import UsageError
+from ..errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     import torch
     import torch.distributed as dist
 
+    from ..device.base import Event
+
 T = TypeVar("T")
+
+SPIN = 50e-6
+"""Seconds after the last sign of life in which every turn of the loop asks: most copies are that
+short, and a timer's own grain is coarser."""
+LONGEST_NAP = 1e-3
+"""Seconds between two turns that ask, at most."""
 
 
 def watch(work: dist.Work, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
@@ -129,6 +144,121 @@ class _Pending(Generic[T]):
         self.native = native
         self.token = token
         self.announced = False
+
+
+class Poller:
+    """The events of one loop that are not done yet, by stream; used on its thread only.
+
+    A turn asks for one event of each stream, however many wait there. It asks at every turn of the
+    loop for a moment, then more and more seldom, and there is no turn when nothing is pending.
+
+    Args:
+        loop: where the futures belong.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)  # it is kept by loop, in a dictionary with weak keys
+        self._lines: dict[Hashable, deque[_Watched]] = {}
+        self._handle: asyncio.Handle | None = None
+        self._spin_until = 0.0
+        self._nap = SPIN
+
+    def watch(self, event: Event, keep: object = None) -> asyncio.Future[None]:
+        """A future that completes when the event is done, or fails with DeviceError.
+
+        Args:
+            event: not before any other of its stream that is watched.
+            keep: held until the event is done, whatever becomes of the future.
+
+        Cancellation: of the future: the device goes on; ``keep`` is held until it has ended.
+        """
+        loop = self._loop()
+        assert loop is not None
+        future: asyncio.Future[None] = loop.create_future()
+        key = event.stream.key
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = deque()
+        line.append(_Watched(event, future, keep))
+        if self._handle is not None:
+            self._handle.cancel()  # it may be a nap
+        self._wake(loop)
+        return future
+
+    @property
+    def pending(self) -> int:
+        """Events that are not done."""
+        return sum(map(len, self._lines.values()))
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._spin_until, self._nap = loop.time() + SPIN, SPIN
+        self._handle = loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._handle = None
+        moved = False
+        for key, line in list(self._lines.items()):
+            moved |= self._ask(line)
+            if not line:
+                del self._lines[key]
+        loop = self._loop()
+        if not self._lines or loop is None:
+            return
+        if moved:
+            self._wake(loop)
+        elif loop.time() < self._spin_until:
+            self._handle = loop.call_soon(self._turn)
+        else:
+            self._handle = loop.call_later(self._nap, self._turn)
+            self._nap = min(2 * self._nap, LONGEST_NAP)
+
+    @staticmethod
+    def _ask(line: deque[_Watched]) -> bool:
+        """Ask for the first event of a stream; whether anything came of it."""
+        while line and line[0].forgotten:
+            line.popleft()
+        if not line:
+            return False
+        try:
+            if not line[0].event.query():
+                return False
+        except DeviceError as error:
+            for watched in line:
+                copy = DeviceError(error.message)  # one for each: it collects tracebacks
+                copy.__cause__ = error.__cause__
+                _settle(watched.future, copy)
+            line.clear()
+        else:
+            _settle(line.popleft().future, None)
+        return True
+
+
+class _Watched:
+    __slots__ = ("event", "future", "keep")
+
+    def __init__(self, event: Event, future: asyncio.Future[None], keep: object) -> None:
+        self.event = event
+        self.future = future
+        self.keep = keep
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether nobody waits for it, nor does any memory."""
+        return self.keep is None and self.future.done()
+
+
+_pollers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Poller] = weakref.WeakKeyDictionary()
+
+
+def poller_of(loop: asyncio.AbstractEventLoop) -> Poller:
+    """The one poller of a loop; on its thread."""
+    poller = _pollers.get(loop)
+    if poller is None:
+        for other in list(_pollers):
+            if other.is_closed():  # what was pending there holds it
+                _pollers.pop(other, None)
+        poller = _pollers[loop] = Poller(loop)
+    return poller
 
 
 def _native(work: dist.Work) -> torch.futures.Future[Any]:

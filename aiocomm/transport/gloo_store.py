@@ -1,4 +1,4 @@
-"""The store over which one Gloo pair finds itself: its keys travel on the control link.
+"""The store over which one Gloo or NCCL pair finds itself: its keys travel on the control link.
 
 Gloo's constructor asks a ``dist.Store`` for the peer's address and blocks until it is there. Here
 that store is the link itself: what this side sets goes out as a STORE frame, what the peer sets
@@ -36,10 +36,14 @@ class LinkStore(Store):
     Args:
         publish: sends one key and value to the peer; called from the thread that calls ``set``.
         timeout: seconds to wait for a key of the peer, from now on, whatever Gloo asks for.
+        backend: whose pair it is, for error texts.
     """
 
-    def __init__(self, publish: Callable[[str, bytes], None], timeout: float) -> None:
+    def __init__(
+        self, publish: Callable[[str, bytes], None], timeout: float, backend: str = "Gloo"
+    ) -> None:
         super().__init__()
+        self._backend = backend
         self._publish = publish
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
@@ -64,7 +68,7 @@ class LinkStore(Store):
                 key not in self._theirs and len(self._theirs) >= MAX_KEYS
             ):
                 raise ProtocolError(
-                    f"the peer set more in the store of a Gloo pair than fits: {key!r}"
+                    f"the peer set more in the store of a {self._backend} pair than fits: {key!r}"
                 )
             self._theirs[key] = bytes(value)
             self._changed.notify_all()
@@ -127,7 +131,7 @@ class LinkStore(Store):
     def _refuse_if_aborted(self) -> None:
         if self._aborted is not None:
             self.failure = self._aborted
-            raise ClosedError("the Gloo pair was given up") from self._aborted
+            raise ClosedError(f"the {self._backend} pair was given up") from self._aborted
 
 
 @dataclass(frozen=True, slots=True)

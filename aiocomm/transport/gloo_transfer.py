@@ -56,9 +56,13 @@ class Transfer:
         blocks: uint8, 1-D, contiguous; or a single one into which every block goes (discarding).
         sizes: bytes of each block.
         future: of the call.
+        chunk: bytes that are issued at a time, at most; default: ``CHUNK``.
     """
 
-    __slots__ = ("_blocks", "_number", "_offset", "_scratch", "_sizes", "future", "outstanding")
+    __slots__ = (
+        *("_blocks", "_chunk", "_number", "_offset", "_scratch", "_sizes"),
+        *("future", "keep", "last", "outstanding"),
+    )
 
     def __init__(
         self,
@@ -67,13 +71,17 @@ class Transfer:
         future: asyncio.Future[None],
         *,
         scratch: bool = False,
+        chunk: int | None = None,
     ) -> None:
         self._blocks = blocks
+        self._chunk = CHUNK if chunk is None else chunk
         self._sizes = sizes
         self._scratch = scratch
         self._number = 0
         self._offset = 0
         self.outstanding = 0  # chunks that are issued and not done
+        self.keep: object = None  # whatever else is held as long
+        self.last = 0  # of all chunks of its direction, the number behind its last one
         self.future = future
 
     @property
@@ -90,7 +98,7 @@ class Transfer:
     def next_chunk(self) -> torch.Tensor:
         """The next bytes to issue; only where not all are issued."""
         size, offset = self._sizes[self._number], self._offset
-        length = min(CHUNK, size - offset)
+        length = min(self._chunk, size - offset)
         self._offset = offset + length
         if self._scratch:
             return self._blocks[0].narrow(0, 0, length)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import ProtocolError
+from ..device import here
+from ..errors import ProtocolError, RouteError
 from .gloo import GlooRoute
+from .nccl import NcclRoute
 from .shm.receive import ShmReceiver
 from .shm.send import ShmSender
 from .stream import StreamRoute
@@ -18,11 +20,16 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from ..options import Options
     from .base import Link, ReceivingRoute, SendingRoute
+    from .device_base import DeviceReceivingRoute, DeviceSendingRoute
     from .shm.copies import OffLoop
 
 ROUTES = (ShmSender.name, GlooRoute.name, StreamRoute.name)
 """Names of all bulk routes for CPU memory, the best first."""
+
+DEVICE_ROUTES = (NcclRoute.name,)
+"""Names of all bulk routes for memory of a device, in the order in which they are tried."""
 
 
 def candidates(pinned: str | None, *, same_host: bool) -> tuple[str, ...]:
@@ -30,6 +37,18 @@ def candidates(pinned: str | None, *, same_host: bool) -> tuple[str, ...]:
     if pinned is not None:
         return (pinned,)
     return ROUTES if same_host else ROUTES[1:]
+
+
+def device_candidates(pinned: str | None) -> tuple[str, ...]:
+    """The same for memory of a device. None of them (``"staged"``) sends it by way of the host."""
+    if pinned is None:
+        return DEVICE_ROUTES
+    return (pinned,) if pinned in DEVICE_ROUTES else ()
+
+
+def is_device_route(name: str) -> bool:
+    """Whether a route is one for memory of a device."""
+    return name in DEVICE_ROUTES
 
 
 def make_route(
@@ -78,3 +97,54 @@ def make_route(
     if name == StreamRoute.name:
         return StreamRoute(link, loop, sending=sending)
     raise ProtocolError(f"the peer proposes a route {name!r} that is not known here")
+
+
+def make_device_route(
+    name: str,
+    *,
+    label: str,
+    loop: asyncio.AbstractEventLoop,
+    sending: bool,
+    publish: Callable[[str, bytes], None],
+    index: int | None,
+    options: Options,
+) -> DeviceSendingRoute | DeviceReceivingRoute:
+    """Make one end of a route for memory of a device, not set up yet.
+
+    Args:
+        name: one of ``DEVICE_ROUTES``.
+        label: names the direction, the same at both ends.
+        loop: the loop of the runtime.
+        sending: which end it is.
+        publish: hands a key and its value to the peer's end.
+        index: the device of this end; None takes the one on which received tensors are made.
+        options: of the runtime.
+
+    Raises:
+        RouteError: there is no such device here.
+        ProtocolError: the peer proposed a route that this version does not have.
+    """
+    if name != NcclRoute.name:
+        raise ProtocolError(f"the peer proposes a route {name!r} that is not known here")
+    if index is None:
+        index = receiving_device(options)
+    return NcclRoute(
+        label, sending=sending, loop=loop, publish=publish, index=index, options=options
+    )
+
+
+def receiving_device(options: Options) -> int:
+    """The device on which received tensors are made.
+
+    Raises:
+        RouteError: there is no such device here.
+    """
+    count = here.accelerator.count()
+    index = options.device
+    if not count:
+        raise RouteError("there is no CUDA device on this side")
+    if index is None:
+        return here.accelerator.current()
+    if index >= count:
+        raise RouteError(f"option device is {index}, and there are {count} CUDA devices")
+    return index

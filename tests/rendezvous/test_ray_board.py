@@ -111,3 +111,33 @@ async def test_workers_meet_on_it() -> None:
         sending = groups[0].send({"x": 1})
         assert await groups[1].recv() == {"x": 1}
         await sending
+
+
+@ray.remote(num_cpus=0)
+class Async:
+    """A worker with a loop."""
+
+    async def talk(self) -> int:
+        async with aiocomm.open("async:0", store=RayBoard(timeout=WAIT)) as collective:
+            group = collective.create_collective_group(["async:0", "plain:0"])
+            await group.send(1)
+            return int(await group.recv()) + 1
+
+
+@ray.remote(num_cpus=0)
+class Plain:
+    """A worker without one."""
+
+    def talk(self) -> int:
+        with aiocomm.blocking.open("plain:0", store=RayBoard(timeout=WAIT)) as collective:
+            group = collective.create_collective_group(["async:0", "plain:0"])
+            number = int(group.recv())
+            group.send(number + 1)
+            return number
+
+
+@on_ray
+def test_actors_with_and_without_a_loop_meet() -> None:
+    one: Any = Async.remote()
+    other: Any = Plain.remote()
+    assert ray.get([one.talk.remote(), other.talk.remote()]) == [3, 1]

@@ -162,3 +162,33 @@ def test_the_actor_has_not_imported_torch() -> None:
     with RayBoard("slim", timeout=WAIT):
         actor: Any = ray.get_actor("slim")
         assert ray.get(actor.__ray_call__.remote(lambda self: "torch" in sys.modules)) is False
+
+
+def shorten(self: Any) -> None:
+    """Inside the actor: look for the dead more often."""
+
+    def begin_again() -> None:
+        self._reaper.cancel()
+        self._reaper = asyncio.get_running_loop().create_task(self._reap())
+
+    type(self).listen.__globals__["SLICE"] = 0.1
+    self._reaper.get_loop().call_soon_threadsafe(begin_again)
+
+
+async def _all_die() -> None:
+    async with RayBoard("reaped", timeout=WAIT):
+        board: Any = ray.get_actor("reaped")
+        await board.__ray_call__.remote(shorten)
+        other: Any = Owner.remote()
+        pid = await other.open.remote("reaped", "theirs")
+    assert ray.get_actor("reaped") == board  # the other uses it
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:  # a call is the only way to see the death of an actor
+            await board.look.remote("theirs")
+    with pytest.raises(ValueError):
+        ray.get_actor("reaped")
+
+
+def test_it_ends_when_its_last_clients_died_without_a_word() -> None:
+    asyncio.run(_all_die(), debug=True)

@@ -28,6 +28,7 @@ class Sender:
         self.lane = SendLane(
             self.runtime,
             open_route=self._open,  # type: ignore[arg-type]
+            open_device=self._open_device,
             broken=self.broken.append,
             context=CONTEXT,
         )
@@ -37,6 +38,9 @@ class Sender:
     async def _open(self) -> FakeRoute:
         self.opened += 1
         return await self.opening
+
+    async def _open_device(self, index: int) -> Any:
+        raise AssertionError("nothing here is on a device")
 
     async def with_route(self, size: int) -> None:
         """Let a first bulk message open the route, and go."""

@@ -44,7 +44,11 @@ def test_a_memoryview_is_a_head_too() -> None:
     [
         *(b"", b"\1", b"\1\0\0\0\0", b"\0\0\0\0\0\0meta", b"\xff\0\0\0\0\0"),
         *(b"\2\2\0\0\0\0", b"\2\4\0\0\0\0"),  # no number
-        *(b"\2\6\0\0\0\0\0meta", b"\2\x08\0\0\0\0\0meta"),  # flags that cannot be
+        *(b"\2\6\0\0\0\0\0meta", b"\2\x20\0\0\0\0\0meta"),  # flags that cannot be
+        *(
+            b"\2\x11\0\0\0\0\0meta",
+            b"\2\x18\0\0\0\0\0meta",
+        ),  # by a device, not far or bulk
         b"\1\2\0\0\0\0\0meta",  # a send_tensor with a structure
     ],
 )

@@ -301,7 +301,7 @@ async def test_hostile_envelopes_are_the_peers_fault() -> None:
     with pytest.raises(ProtocolError, match="sent message 1 where 0 was due"):
         receiver.inline("out of turn")
     receiver.sequence = 0
-    receiver.lane._route = None
+    receiver.lane._host.route = None
     with pytest.raises(ProtocolError, match="sends bulk, and no route was agreed on"):
         receiver.bulk(ramp(BULK))
     receiver.sequence = 0

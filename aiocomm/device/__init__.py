@@ -1,0 +1,1 @@
+"""Accelerators: the interface, the one that this process has, and the adapter for CUDA."""

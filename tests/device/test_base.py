@@ -1,0 +1,105 @@
+"""The interface: what every accelerator must have, and that the simulated one is a strict one."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+
+import pytest
+import torch
+
+from aiocomm.device.base import Accelerator, Identity
+from aiocomm.errors import DeviceError
+
+from ..simulated import RUBBISH, SCRIBBLE, Simulated
+
+
+def test_every_operation_says_what_it_does() -> None:
+    for name, member in vars(Accelerator).items():
+        if inspect.isfunction(member):
+            assert member.__doc__, name
+            assert name in Accelerator.__abstractmethods__
+
+
+def test_a_chip_is_known_by_two_texts() -> None:
+    assert Identity("a", "b") == Identity("a", "b") != Identity("c", "b")
+
+
+# --- that the simulated one is strict enough for the tests that rely on it ---
+
+
+def test_nothing_happens_before_its_stream_comes_there() -> None:
+    sim = Simulated()
+    source, target = sim.tensor(torch.arange(4)), sim.tensor(torch.zeros(4, dtype=torch.int64))
+    first, second = sim.stream(0), sim.stream(0)
+    with sim.using(first):
+        sim.write(source, torch.full((4,), 7))
+    event = sim.record(first)
+    sim.wait(second, event)
+    sim.copy(target, source, second)
+    done = sim.record(second)
+    sim.run(second)
+    assert not done.query()
+    assert sim.read(target).tolist() == [0, 0, 0, 0]
+    sim.run(first)
+    assert event.query()
+    sim.run(second)
+    assert done.query()
+    assert sim.read(target).tolist() == [7, 7, 7, 7]
+
+
+def test_without_a_wait_the_old_bytes_are_copied() -> None:
+    sim = Simulated()
+    source, target = sim.tensor(torch.arange(4)), sim.tensor(torch.zeros(4, dtype=torch.int64))
+    sim.write(source, torch.full((4,), 7))
+    copying = sim.stream(0)
+    sim.copy(target, source, copying)
+    sim.run(copying)
+    assert sim.read(target).tolist() == [0, 1, 2, 3]
+
+
+def test_the_host_sees_rubbish_and_what_is_dropped_is_scribbled_over() -> None:
+    sim = Simulated()
+    source, target = sim.tensor(torch.ones(4, dtype=torch.uint8)), sim.allocate(4, sim.default[0])
+    assert source.tolist() == [RUBBISH] * 4
+    assert not sim.on_cpu(source)
+    assert sim.device_of(source) == torch.device("cuda", 0)
+    sim.copy(target, source, sim.default[0])
+    del source
+    gc.collect()
+    sim.run()
+    assert sim.read(target).tolist() == [SCRIBBLE] * 4
+
+
+def test_a_device_copies_to_pinned_memory_only() -> None:
+    sim = Simulated()
+    source, pinned = sim.tensor(torch.arange(4)), sim.pinned(32)
+    sim.copy(pinned, source, sim.default[0])
+    sim.run()
+    assert sim.on_cpu(pinned)
+    assert pinned.view(torch.int64).tolist() == [0, 1, 2, 3]
+    with pytest.raises(AssertionError, match="not pinned"):
+        sim.copy(torch.zeros(4, dtype=torch.int64), source, sim.default[0])
+
+
+def test_a_stream_that_failed_says_so_at_every_event() -> None:
+    sim = Simulated()
+    stream = sim.stream(1)
+    event = sim.record(stream)
+    sim.fail(stream, "an illegal memory access")
+    sim.run()
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="device cuda:1 failed: an illegal memory access"):
+            event.query()
+    with pytest.raises(DeviceError):
+        sim.finish(event)
+
+
+def test_memory_is_given_back() -> None:
+    sim = Simulated(devices=1)
+    tensors = [sim.allocate(100, sim.default[0]), sim.pinned(100)]
+    assert sim.used_bytes == 256
+    del tensors
+    assert sim.used_bytes == 0
+    with pytest.raises(RuntimeError, match="simulated memory is out"):
+        sim.allocate(1 << 40, sim.default[0])

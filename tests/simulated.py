@@ -1,0 +1,324 @@
+"""A CUDA that is simulated: its operations happen when the test says so, one stream at a time.
+
+Its tensors are ordinary ones over memory that looks like rubbish. What they hold lies beside that,
+and only operations of the device reach it: whoever reads device memory on the host, or before the
+stream has come there, gets rubbish and not the data. An operation knows addresses, not tensors, and
+memory is scribbled over when its last tensor dies: whoever drops a buffer too early sends scribble.
+
+``Simulated(auto=True)`` carries out one operation of each stream whenever somebody asks for an
+event, so that everything ends without the test's doing; else ``run`` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from aiocomm.device import here
+from aiocomm.device.base import Accelerator, Event, Identity, Stream
+from aiocomm.errors import DeviceError
+from aiocomm.payload_bytes import tensor_at
+
+RUBBISH, FRESH, SCRIBBLE = 0xA5, 0xCD, 0xDD
+SIZE = 256 << 20
+GRAIN = 64
+
+
+class _Owner:
+    """Dies with the last tensor over a piece of memory."""
+
+
+class Memory:
+    """Memory that is given out in pieces; with ``hidden``, what it holds lies beside it."""
+
+    def __init__(self, *, hidden: bool, size: int = SIZE) -> None:
+        self._map = mmap.mmap(-1, size * (2 if hidden else 1))
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.size = size
+        self._beside = size if hidden else 0
+        self._end = 0
+        self._free: dict[int, list[int]] = {}
+        self.used = 0  # bytes that are given out
+
+    def __contains__(self, address: int) -> bool:
+        return self.base <= address < self.base + self.size
+
+    def give(self, nbytes: int) -> torch.Tensor:
+        room = max(GRAIN, -(-nbytes // GRAIN) * GRAIN)
+        free = self._free.setdefault(room, [])
+        if free:
+            address = free.pop()
+        elif self._end + room > self.size:
+            raise RuntimeError(f"simulated memory is out: {room} bytes are not there")
+        else:
+            address = self.base + self._end
+            self._end += room
+        self.used += room
+        if self._beside:
+            ctypes.memset(address, RUBBISH, room)
+        ctypes.memset(address + self._beside, FRESH, room)
+        owner = _Owner()
+        weakref.finalize(owner, self._take_back, address, room)
+        return tensor_at(address, nbytes, owner)
+
+    def _take_back(self, address: int, room: int) -> None:
+        ctypes.memset(address + self._beside, SCRIBBLE, room)
+        self._free[room].append(address)
+        self.used -= room
+
+    def content(self, address: int) -> int:
+        """Where what a tensor at this address holds really lies."""
+        return address + self._beside
+
+
+class SimStream:
+    """Operations that wait for their turn; each says whether it could be carried out."""
+
+    def __init__(self, index: int, number: int) -> None:
+        self.index = index
+        self.key = ("simulated", number)
+        self.operations: deque[Callable[[], bool]] = deque()
+        self.failed: str | None = None
+        self.held = False
+
+    def step(self) -> bool:
+        """Carry out the first operation, if it can be."""
+        if self.held or self.failed or not self.operations or not self.operations[0]():
+            return False
+        self.operations.popleft()
+        return True
+
+
+class SimEvent:
+    """Done when its stream has come past it."""
+
+    def __init__(self, device: Simulated, stream: SimStream) -> None:
+        self._device = device
+        self.stream = stream
+        self.done = False
+
+    def query(self) -> bool:
+        self._device.queries += 1
+        if self._device.auto:
+            self._device.turn()
+        if self.stream.failed:
+            raise DeviceError(f"device cuda:{self.stream.index} failed: {self.stream.failed}")
+        return self.done
+
+    def mark(self) -> bool:
+        self.done = True
+        return True
+
+
+class Simulated(Accelerator):
+    """Some devices; see the module.
+
+    Attributes:
+        used: whether the process counts as one that uses CUDA.
+        models: of each device; two different ones are a mixed machine.
+        uuids: of each device.
+        lent: memory and stream of each ``lend``.
+        queries: how often somebody asked for an event.
+    """
+
+    def __init__(self, devices: int = 2, *, auto: bool = False) -> None:
+        self.auto = auto
+        self.used = True
+        self.memories = [Memory(hidden=True) for _ in range(devices)]
+        self.host = Memory(hidden=False)
+        self.models = ["Simulated 100"] * devices
+        self.uuids = [f"GPU-{number}" for number in range(devices)]
+        self.streams: list[SimStream] = []
+        self.lent: list[tuple[int, SimStream]] = []
+        self.queries = 0
+        self._thread = threading.local()
+        self.default = [self._new_stream(index) for index in range(devices)]
+
+    # --- as an accelerator ---
+
+    def on_cpu(self, tensor: torch.Tensor) -> bool:
+        return self._index_of(tensor.data_ptr()) is None
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        index = self._index_of(tensor.data_ptr())
+        return tensor.device if index is None else torch.device("cuda", index)
+
+    def empty(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+    def in_use(self) -> bool:
+        return self.used
+
+    def current(self) -> int:
+        return getattr(self._thread, "index", 0)
+
+    def count(self) -> int:
+        return len(self.memories)
+
+    def identity(self, index: int) -> Identity:
+        return Identity(self.uuids[index], self.models[index])
+
+    def stream(self, index: int, *, high_priority: bool = False) -> SimStream:
+        return self._new_stream(index)
+
+    def current_stream(self, index: int) -> SimStream:
+        streams: dict[int, SimStream] = getattr(self._thread, "streams", {})
+        return streams.get(index, self.default[index])
+
+    @contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        here = self._thread
+        before = getattr(here, "streams", {}), self.current()
+        here.streams, here.index = {**before[0], stream.index: stream}, stream.index
+        try:
+            yield
+        finally:
+            here.streams, here.index = before
+
+    def record(self, stream: Stream) -> SimEvent:
+        assert isinstance(stream, SimStream)
+        event = SimEvent(self, stream)
+        self.queue(stream, event.mark)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        assert isinstance(event, SimEvent)
+        self.queue(stream, lambda: event.done)
+
+    def finish(self, event: Event) -> None:
+        assert isinstance(event, SimEvent)
+        while not event.done:
+            if event.stream.failed:
+                event.query()
+            assert self.turn(), "the host waits for an event that can never be done"
+
+    def allocate(self, nbytes: int, stream: Stream) -> torch.Tensor:
+        return self.memories[stream.index].give(nbytes)
+
+    def zeros(self, nbytes: int, stream: Stream) -> torch.Tensor:
+        memory = self.allocate(nbytes, stream)
+        to = self.content(memory)
+
+        def clear() -> bool:
+            ctypes.memset(to, 0, nbytes)
+            return True
+
+        self.queue(stream, clear)
+        return memory
+
+    def lend(self, memory: torch.Tensor, stream: Stream) -> None:
+        assert isinstance(stream, SimStream)
+        self.lent.append((memory.data_ptr(), stream))
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return self.host.give(nbytes)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        assert target.nbytes == source.nbytes
+        to, of, size = self.content(target), self.content(source), target.nbytes
+
+        def move() -> bool:
+            ctypes.memmove(to, of, size)
+            return True
+
+        self.queue(stream, move)
+
+    def join(self, pieces: Sequence[torch.Tensor], stream: Stream) -> torch.Tensor:
+        whole = self.allocate(sum(piece.nbytes for piece in pieces), stream)
+        start = 0
+        for piece in pieces:
+            self.copy(whole[start : start + piece.nbytes], piece, stream)
+            start += piece.nbytes
+        return whole
+
+    # --- for the test ---
+
+    def tensor(self, values: torch.Tensor, index: int = 0) -> torch.Tensor:
+        """A tensor on the device that holds these values already."""
+        tensor = self.memories[index].give(values.nbytes).view(values.dtype).view(values.shape)
+        ctypes.memmove(self.content(tensor), values.contiguous().data_ptr(), values.nbytes)
+        return tensor
+
+    def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Queue a kernel in the current stream that gives the tensor these values."""
+        values = values.contiguous()
+        raw = ctypes.string_at(values.data_ptr(), values.nbytes)
+        to, index = self.content(tensor), self._index_of(tensor.data_ptr())
+        assert index is not None
+        assert len(raw) == tensor.nbytes
+
+        def kernel() -> bool:
+            ctypes.memmove(to, raw, len(raw))
+            return True
+
+        self.queue(self.current_stream(index), kernel)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the tensor holds at this moment, whatever is queued."""
+        assert not self.on_cpu(tensor), "it is not on the device"
+        values = torch.empty_like(tensor)
+        ctypes.memmove(values.data_ptr(), self.content(tensor), tensor.nbytes)
+        return values
+
+    def queue(self, stream: Stream, operation: Callable[[], bool]) -> None:
+        """Add an operation to a stream."""
+        assert isinstance(stream, SimStream)
+        stream.operations.append(operation)
+
+    def content(self, tensor: torch.Tensor) -> int:
+        """Where the bytes of the tensor really are."""
+        address = tensor.data_ptr()
+        for memory in (*self.memories, self.host):
+            if address in memory:
+                return memory.content(address)
+        raise AssertionError("a device cannot copy to or from memory that is not pinned")
+
+    def turn(self) -> bool:
+        """One operation of each stream; whether there was any."""
+        moved = False
+        for stream in self.streams:
+            moved |= stream.step()
+        return moved
+
+    def run(self, stream: SimStream | None = None) -> None:
+        """Carry out what can be, in all streams or in one."""
+        while stream.step() if stream else self.turn():
+            pass
+
+    def fail(self, stream: SimStream, text: str = "an illegal memory access") -> None:
+        """From here on nothing in the stream is carried out, and its events raise."""
+        stream.failed = text
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory that is given out, of all devices and pinned."""
+        return sum(memory.used for memory in (*self.memories, self.host))
+
+    def _index_of(self, address: int) -> int | None:
+        for index, memory in enumerate(self.memories):
+            if address in memory:
+                return index
+        return None
+
+    def _new_stream(self, index: int) -> SimStream:
+        stream = SimStream(index, len(self.streams))
+        self.streams.append(stream)
+        return stream
+
+
+@contextmanager
+def simulated(devices: int = 2, *, auto: bool = False, **attributes: Any) -> Iterator[Simulated]:
+    """Within this block a simulated CUDA is the accelerator of this process."""
+    device = Simulated(devices, auto=auto)
+    for name, value in attributes.items():
+        setattr(device, name, value)
+    with here.standing_in(device):
+        yield device

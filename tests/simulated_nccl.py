@@ -1,0 +1,149 @@
+"""A ProcessGroupNCCL for the simulated device, whose two members are in this process.
+
+It finds its peer by the store that it is given, as the real one does, and broadcasts when both
+members' streams have come to the operation. Like the real one it has a stream of its own that waits
+for the current one, refuses two members on one device, and an abort ends what never met.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from typing import Any, ClassVar
+
+import torch
+
+from .simulated import SimEvent, SimStream, Simulated
+
+
+class Wire:
+    """What two members have in common."""
+
+    def __init__(self) -> None:
+        self.members: dict[int, Any] = {}
+        self.changed = threading.Condition()
+        self.aborted = False
+
+
+class Work:
+    """What a broadcast returns."""
+
+    def __init__(self, device: Simulated, event: SimEvent) -> None:
+        self._device = device
+        self._event = event
+
+    def synchronize(self) -> None:
+        device = self._device
+        device.wait(device.current_stream(device.current()), self._event)
+
+
+def nccl_of(device: Simulated) -> Any:
+    """The class of process groups for a simulated device, with what happened to all of them."""
+
+    class Config:
+        blocking = 1
+        min_ctas = max_ctas = -1
+
+    class Options:
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            self.is_high_priority_stream = is_high_priority_stream
+            self.config = Config()
+            self._timeout: Any = None
+
+    class ProcessGroup:
+        wires: ClassVar[dict[bytes, Wire]] = {}
+        numbers = itertools.count()
+        made: ClassVar[list[Any]] = []
+        hang: bool = False  # connecting never ends, but by an abort
+        refuse: str | None = None  # connecting fails with this
+        broken: str | None = None  # a broadcast fails with this
+
+        def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+            assert size == 2
+            self.store, self.rank, self.options = store, rank, options
+            self.stream: SimStream | None = None
+            self.wire: Wire | None = None
+            self.sent: list[int] = []  # sizes of the broadcasts
+            self.aborts = 0
+            self.given_up = threading.Event()
+            self._queue: list[tuple[int, int]] = []  # where the head of this member's stream is
+            self.made.append(self)
+
+        def eager_connect_single_device(self, home: torch.device) -> None:
+            if self.refuse:
+                raise RuntimeError(self.refuse + "\nand a stack of C++")
+            assert device.current() == home.index
+            if self.rank == 0:
+                name = str(next(self.numbers)).encode()
+                self.wires[name] = Wire()
+                self.store.set("id", name)
+            else:
+                name = self.store.get("id")
+            wire = self.wire = self.wires[name]
+            if self.hang:
+                self.given_up.wait(20)
+            self.stream = device.stream(home.index)
+            with wire.changed:
+                wire.members[self.rank] = self
+                wire.changed.notify_all()
+                wire.changed.wait_for(
+                    lambda: len(wire.members) == 2 or self.given_up.is_set(), timeout=20
+                )
+            if self.given_up.is_set():
+                raise RuntimeError("NCCL communicator was aborted")
+            if len({member.stream.index for member in wire.members.values()}) == 1:
+                raise RuntimeError("ncclInvalidUsage: Duplicate GPU detected")
+
+        def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
+            if self.broken:
+                raise RuntimeError(self.broken)
+            (tensor,) = tensors
+            assert (options.rootRank, options.rootTensor) == (0, 0)
+            wire, stream = self.wire, self.stream
+            assert wire is not None
+            assert stream is not None
+            assert device.device_of(tensor).index == stream.index
+            place = device.content(tensor), tensor.nbytes
+            self.sent.append(tensor.nbytes)
+            device.wait(stream, device.record(device.current_stream(stream.index)))
+            operation = Operation(self, wire, place)
+            device.queue(stream, operation.step)
+            return Work(device, device.record(stream))
+
+        def abort(self) -> None:
+            self.aborts += 1
+            self.given_up.set()
+            if self.wire is not None:
+                self.wire.aborted = True
+                with self.wire.changed:
+                    self.wire.changed.notify_all()
+
+    ProcessGroup.Options = Options  # type: ignore[attr-defined]
+    return ProcessGroup
+
+
+class Operation:
+    """One member's part of one broadcast."""
+
+    def __init__(self, member: Any, wire: Wire, place: tuple[int, int]) -> None:
+        self._member = member
+        self._wire = wire
+        self._place = place
+        self.met = False
+
+    def step(self) -> bool:
+        """Carried out when both members have come here; the second one moves the bytes."""
+        if self.met or self._member.given_up.is_set():
+            return True
+        self._member.operation = self
+        other = self._wire.members[1 - self._member.rank]
+        theirs = getattr(other, "operation", None)
+        if theirs is None or theirs.met:
+            return False
+        ends = {self._member.rank: self, other.rank: theirs}
+        (source, size), (target, room) = ends[0]._place, ends[1]._place
+        assert size == room, "NCCL would hang, or write past the end"
+        ctypes.memmove(target, source, size)
+        self.met = theirs.met = True
+        return True
