@@ -199,13 +199,18 @@ async def _publish(task: _Task, nccl_id: Any) -> Found:
             args = (task.group, namespace, nccl_id, task.world_size, task.deadline)
             found = await in_thread_or_undo(lambda: make(*args), end)
             try:
+                await ask(found.store.get.remote())  # its process runs: now others can be quick
                 await _announce(task)
             except BaseException:
                 await in_thread(lambda: end(found))
                 raise
             return found
     except TimeoutError as error:
-        raise task.timed_out("to publish its id; does the Ray cluster answer?") from error
+        raise task.timed_out(
+            "to publish its id; is there room for its actor, and does the cluster answer?"
+        ) from error
+    except RayError as error:
+        raise RendezvousError(f"{task}: its NCCLIDStore died: {error}", group=task.group) from error
 
 
 async def _announce(task: _Task) -> None:

@@ -9,8 +9,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import torch
-
+from ..device import here
 from ..errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -48,24 +47,29 @@ def default_backend() -> Backend:
 
 def on_device(call: Callable[[], T]) -> Callable[[], T]:
     """The call, on the CUDA device that is current now; another thread would begin with 0 (F48)."""
-    setters: list[Callable[[], object]] = []
-    cuda: Any = torch.cuda
-    if cuda.is_initialized():
-        device = cuda.current_device()
-        setters.append(lambda: cuda.set_device(device))
-    cupy: Any = sys.modules.get("cupy")
-    if cupy is not None:
-        runtime = cupy.cuda.runtime
-        with contextlib.suppress(runtime.CUDARuntimeError):  # no device at all
-            number = runtime.getDevice()
-            setters.append(lambda: runtime.setDevice(number))
+    accelerator = here.accelerator
+    stream = accelerator.current_stream(accelerator.current()) if accelerator.in_use() else None
+    set_device = _cupy_device()
 
     def run() -> T:
-        for set_device in setters:
-            set_device()
-        return call()
+        set_device()
+        with contextlib.nullcontext() if stream is None else accelerator.using(stream):
+            return call()
 
     return run
+
+
+def _cupy_device() -> Callable[[], object]:
+    """What makes cupy's current device current in another thread."""
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is None:
+        return lambda: None
+    runtime = cupy.cuda.runtime
+    try:
+        number = runtime.getDevice()
+    except runtime.CUDARuntimeError:  # there is no device at all
+        return lambda: None
+    return lambda: runtime.setDevice(number)
 
 
 def destroy(communicator: Any) -> None:

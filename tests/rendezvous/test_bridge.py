@@ -82,4 +82,4 @@ async def test_what_comes_after_a_cancellation_is_undone() -> None:
         await task
     go.set()
     assert await bridge(undone) is True
-    assert await in_thread_or_undo(lambda: 1, undone.set_result) == 1
+    assert await in_thread_or_undo(go.is_set, undone.set_result) is True

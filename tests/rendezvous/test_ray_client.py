@@ -171,7 +171,7 @@ def shorten(self: Any) -> None:
         self._reaper.cancel()
         self._reaper = asyncio.get_running_loop().create_task(self._reap())
 
-    type(self).listen.__globals__["SLICE"] = 0.1
+    self._reaper.get_coro().cr_frame.f_globals.update(LISTEN=0.1, SLICE=0.1)
     self._reaper.get_loop().call_soon_threadsafe(begin_again)
 
 
