@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..entries import IllegalTransition, Outgoing
-from ..errors import AiocommError, Context, PairingError, ProtocolError
+from ..errors import AiocommError, Context, PairingError, ProtocolError, RouteError
 from ..ordering import SendOrder
 from ..packing import ALIGN, inline
 from ..payload import Kind
@@ -300,10 +300,13 @@ class SendLane:
             body, work._host = inline(await work._host), None
             if self._leave(link, entry.sequence, packed, entry.charge, body, bulk=False, far=FAR):
                 self._sent(entry, "link")
-        elif (route := await device.open(packed)) is not None:
-            send = partial(route.send, packed.buffers, after=ready_of(packed))
-            return self._move(link, entry, packed, route.name, send, far=FAR | BY_DEVICE)
         else:
+            if (route := await device.open(packed)) is not None:
+                send = partial(route.send, packed.buffers, after=ready_of(packed))
+                try:
+                    return self._move(link, entry, packed, route.name, send, far=FAR | BY_DEVICE)
+                except RouteError as error:
+                    device.refused(error)
             staged = await self._stage(await device.bring(packed))
             return self._transfer(link, entry, packed, staged, name=STAGED, far=FAR)
         return self._order.started(entry) if self._error is None else ()
@@ -334,7 +337,6 @@ class SendLane:
         far: int,
     ) -> Sequence[Start]:
         """Give a message to a bulk route by its ``send``, which sends the envelope too."""
-        self._starting = None
         starts: list[Start] = []
         sent = False
 
@@ -347,7 +349,7 @@ class SendLane:
                     self._start(starts)
 
         moved = send(envelope=envelope)
-        sent = True
+        self._starting, sent = None, True
         self._moves.add(entry, name, moved)
         return starts
 
