@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -171,7 +172,8 @@ def shorten(self: Any) -> None:
         self._reaper.cancel()
         self._reaper = asyncio.get_running_loop().create_task(self._reap())
 
-    self._reaper.get_coro().cr_frame.f_globals.update(LISTEN=0.1, SLICE=0.1)
+    # Ray wraps methods.
+    inspect.unwrap(type(self)._reap).__globals__.update(LISTEN=0.1, SLICE=0.1)
     self._reaper.get_loop().call_soon_threadsafe(begin_again)
 
 
