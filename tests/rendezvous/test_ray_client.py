@@ -19,6 +19,7 @@ from aiocomm.rendezvous.ray import RayBoard
 from .boards import WAIT, rounds
 
 pytestmark = pytest.mark.ray
+LOOPS = ["uvloop"]  # each test starts processes; what is awaited is the same on both
 
 
 @ray.remote(num_cpus=0)

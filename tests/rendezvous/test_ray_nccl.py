@@ -31,6 +31,7 @@ from .boards import WAIT, eventually, rounds
 from .communicators import Communicator, Loose, Strict, waiting_on_board
 
 pytestmark = pytest.mark.ray
+LOOPS = ["uvloop"]  # each test starts processes; what is awaited is the same on both
 
 
 def start(
