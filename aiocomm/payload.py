@@ -220,10 +220,10 @@ def _packed(form: Form, stream: io.BytesIO, slots: Slots) -> Packed:
 
 def _pack_tensor(tensor: torch.Tensor, kind: Kind, form: Form) -> Packed:
     buffer = as_bytes(tensor)
-    if here.on_cpu(buffer):
+    if here.on_cpu(tensor):
         meta = write_tensor(form, 0, CODES[tensor.dtype], tensor.shape)
         return Packed(kind, meta, (buffer,), buffer.nbytes)
-    home = here.device_of(buffer)
+    home = here.device_of(tensor)
     meta = write_tensor(form, DEVICES.index(home.type), CODES[tensor.dtype], tensor.shape)
     place = _place(home) if buffer.nbytes else None
     return Packed(kind, meta, (buffer,), buffer.nbytes, device=place)

@@ -115,9 +115,15 @@ async def test_both_directions_at_once(way: str) -> None:
 @each_way
 async def test_tensors_without_elements(way: str) -> None:
     async with device_pair(way) as world:
-        await world.a.send([torch.empty(0), torch.empty(2, 0)])
+        sent = [world.sim.empty(torch.float32, (0,)), world.sim.empty(torch.int8, (2, 0))]
+        await world.a.send(sent)
         got = await world.b.recv()
         assert [tensor.shape for tensor in got] == [(0,), (2, 0)]
+        assert not any(map(world.sim.on_cpu, got))
+        buffer = world.sim.empty(torch.float32, (0,))
+        work = world.a.send_tensor(sent[0])
+        assert await world.b.recv_tensor(buffer) is buffer
+        await work
 
 
 # --- refused ---
