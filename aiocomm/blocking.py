@@ -8,12 +8,14 @@ and wait for their work on the calling thread. ``async_op=True`` gives the work 
 from __future__ import annotations
 
 import contextlib
+import threading
 from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from anyio.from_thread import start_blocking_portal
 
 from . import collective as _async
+from .comm import Comm as _AsyncComm
 from .errors import ClosedError, WouldBlockError
 from .loops import has_uvloop
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from .address import WorkerAddress
+    from .comm import Peer
     from .group import CollectiveGroup as _AsyncGroup
     from .handles import AsyncWork
     from .options import Options
@@ -160,6 +163,121 @@ class Collective:
         return CollectiveGroup(group, self._portal)
 
 
+class Comm:
+    """What an actor without an event loop calls ``self.comm``; see ``aiocomm.worker``.
+
+    The calls of ``aiocomm.comm.Comm``, from any thread that runs no event loop. With
+    ``async_op=False``, the default here, a call blocks and returns the result. The runtime is
+    opened behind the calls, in a loop that runs in a thread of its own until ``close``.
+
+    Args:
+        address: this worker's.
+        board: where the workers find one another.
+        options: the settings.
+
+    Attributes:
+        address: this worker's; its ``name`` and ``rank``.
+    """
+
+    def __init__(self, address: WorkerAddress, *, board: Store, options: Options) -> None:
+        self.address = address
+        self._ending = threading.Lock()
+        with contextlib.ExitStack() as stack:
+            self._portal = stack.enter_context(_portal())
+            self._comm = self._portal.call(_make_comm, address, board, options)
+            self._stack = stack.pop_all()
+
+    def __repr__(self) -> str:
+        return f"<blocking {self._comm!r}>"
+
+    @overload
+    def send(
+        self, obj: object, dst_group: str, dst_rank: int, async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def send(
+        self, obj: object, dst_group: str, dst_rank: int, async_op: Literal[True]
+    ) -> AsyncWork[None]: ...
+    def send(
+        self, obj: object, dst_group: str, dst_rank: int, async_op: bool = False
+    ) -> AsyncWork[None] | None:
+        """Send an object to a worker, and wait until its memory is the caller's again."""
+        return _finish(self._to((dst_group, dst_rank)).send(obj), async_op)
+
+    @overload
+    def recv(self, src_group: str, src_rank: int, async_op: Literal[False] = False) -> Any: ...
+    @overload
+    def recv(self, src_group: str, src_rank: int, async_op: Literal[True]) -> AsyncWork[Any]: ...
+    def recv(self, src_group: str, src_rank: int, async_op: bool = False) -> Any:
+        """Wait for the next object of a worker, and return it."""
+        return _finish(self._from((src_group, src_rank)).recv(), async_op)
+
+    @overload
+    def send_tensor(
+        self, tensor: torch.Tensor, dst_group: str, dst_rank: int, async_op: Literal[False] = False
+    ) -> None: ...
+    @overload
+    def send_tensor(
+        self, tensor: torch.Tensor, dst_group: str, dst_rank: int, async_op: Literal[True]
+    ) -> AsyncWork[None]: ...
+    def send_tensor(
+        self, tensor: torch.Tensor, dst_group: str, dst_rank: int, async_op: bool = False
+    ) -> AsyncWork[None] | None:
+        """Send one tensor to a ``recv_tensor``, and wait until it is the caller's again."""
+        return _finish(self._to((dst_group, dst_rank)).send_tensor(tensor), async_op)
+
+    @overload
+    def recv_tensor(
+        self, tensor: torch.Tensor, src_group: str, src_rank: int, async_op: Literal[False] = False
+    ) -> torch.Tensor: ...
+    @overload
+    def recv_tensor(
+        self, tensor: torch.Tensor, src_group: str, src_rank: int, async_op: Literal[True]
+    ) -> AsyncWork[torch.Tensor]: ...
+    def recv_tensor(
+        self, tensor: torch.Tensor, src_group: str, src_rank: int, async_op: bool = False
+    ) -> AsyncWork[torch.Tensor] | torch.Tensor:
+        """Wait until the next tensor of a worker is in ``tensor``, and return it."""
+        return _finish(self._from((src_group, src_rank)).recv_tensor(tensor), async_op)
+
+    def group(self, name: str, rank: int) -> CollectiveGroup:
+        """The group that ``send`` to that worker uses now."""
+        group = self._call(self._comm.group, name, rank)
+        return CollectiveGroup(group, self._portal)
+
+    def ready(self) -> None:
+        """Be found by the other workers, which begins by itself.
+
+        Raises: as ``aiocomm.comm.Comm.ready``, and as every call here WouldBlockError on a thread
+        that runs an event loop, ClosedError once it is closed.
+        """
+        self._call(self._comm.ready)
+
+    def close(self) -> None:
+        """Drain and close; every call raises ClosedError from then on. Idempotent."""
+        self._end(self._comm.aclose)
+
+    def abort(self) -> None:
+        """Close at once. Idempotent."""
+        self._end(self._comm.abort)
+
+    def _to(self, peer: Peer) -> _AsyncGroup:
+        return self._comm.linked(peer) or self._call(self._comm.to, peer)
+
+    def _from(self, peer: Peer) -> _AsyncGroup:
+        return self._comm.linked(peer) or self._call(self._comm.source, peer)
+
+    def _call(self, call: Callable[..., Any], *args: object) -> Any:
+        runtime = self._comm._collective._runtime
+        return _call(runtime, lambda: self._portal.start_task_soon(call, *args))
+
+    def _end(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        _check_no_loop()
+        with self._ending, contextlib.suppress(ClosedError):
+            self._call(end)
+            self._stack.close()
+
+
 @contextlib.contextmanager
 def open(
     address: WorkerAddress | str | None = None,
@@ -176,12 +294,20 @@ def open(
     """
     _check_no_loop()
     with (
-        start_blocking_portal(backend_options={"use_uvloop": has_uvloop()}) as portal,
+        _portal() as portal,
         portal.wrap_async_context_manager(
             _async.open(address, store=store, options=options)
         ) as collective,
     ):
         yield Collective(collective, portal)
+
+
+def _portal() -> contextlib.AbstractContextManager[BlockingPortal]:
+    return start_blocking_portal(backend_options={"use_uvloop": has_uvloop()})
+
+
+async def _make_comm(address: WorkerAddress, board: Store, options: Options) -> _AsyncComm:
+    return _AsyncComm(address, board=board, options=options)
 
 
 def _finish(work: AsyncWork[T], async_op: bool) -> AsyncWork[T] | T:

@@ -9,32 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .address import WorkerAddress
-from .connect import Connector
 from .errors import AddressError, ClosedError, Refusal, UsageError
 from .group import CollectiveGroup
 from .options import Options
+from .presence import Presence
 from .rendezvous.tcp import TCPBoard
 from .runtime import Runtime
 from .session import LIVE, Session, State
 from .transport.handshake import MAX_TEXT
-from .transport.heart import Heart
-from .transport.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from .rendezvous.base import Store
     from .transport.base import Hello, Link
-
-log = logging.getLogger("aiocomm")
 
 Members = tuple[WorkerAddress, WorkerAddress]
 """The two addresses of a group, sorted."""
@@ -63,15 +57,17 @@ class Collective:
     def __init__(self, address: WorkerAddress, store: Store, options: Options) -> None:
         self.address = address
         self.options = options
-        self._store = store
         self._runtime = Runtime(asyncio.get_running_loop(), options, str(address))
-        self._incarnation = uuid.uuid4().hex
         self._groups: dict[str, list[_Cached]] = {}
         self._ending: set[asyncio.Task[None]] = set()  # sessions that are being taken down
         self._closing: asyncio.Task[None] | None = None
-        self._listener: Listener | None = None
-        self._heart: Heart | None = None
-        self._connector: Connector | None = None
+        self._presence = Presence(
+            store,
+            address,
+            accept=self._accept,
+            connected=self._connected,
+            options=options,
+        )
 
     def __repr__(self) -> str:
         groups = sum(map(len, self._groups.values()))
@@ -114,6 +110,18 @@ class Collective:
             self._drop(cached)  # its messages can be taken; the next call makes a new group
         return cached.group
 
+    async def ready(self) -> None:
+        """Be found by others; done already when ``aiocomm.open`` has given this one.
+
+        Raises:
+            RendezvousError, NetworkError: the board, or an address to listen at, cannot be had.
+            ClosedError: the runtime is closed.
+
+        Cancellation: safe; what was begun goes on for the next call.
+        """
+        self._runtime.check()
+        await self._presence.open()
+
     async def aclose(self) -> None:
         """Close every group (pending sends leave first) and stop being found. Idempotent.
 
@@ -131,21 +139,11 @@ class Collective:
     # --- opening and closing ---
 
     async def _open(self) -> None:
-        loop = self._runtime.loop
-        self._heart = Heart(self.options)
-        self._listener = await Listener.open(
-            self._store.host,
-            incarnation=self._incarnation,
-            accept=self._accept,
-            connected=self._connected,
-            heart=self._heart,
-            options=self.options,
-        )
-        self._connector = Connector(
-            self._store, self.address, self._incarnation, self._heart, self.options
-        )
-        await self._connector.publish(self._listener.endpoint)
-        _current.setdefault(loop, []).append(self)
+        await self._presence.open()
+        self._become_current()
+
+    def _become_current(self) -> None:
+        _current.setdefault(self._runtime.loop, []).append(self)
 
     def _close(self, *, drain: bool) -> asyncio.Task[None]:
         if self._closing is None:
@@ -168,9 +166,10 @@ class Collective:
             await asyncio.gather(*(each.session.close(drain=drain) for each in self._cached()))
             await asyncio.gather(*self._ending)
         finally:
-            if self._listener is not None:
-                await self._listener.aclose()
-            self._runtime.close()
+            try:
+                await self._presence.aclose()
+            finally:
+                self._runtime.close()
 
     # --- groups ---
 
@@ -205,16 +204,12 @@ class Collective:
         peer = members[1 - rank]
         shown = name or f"{members[0]}|{members[1]}"
 
-        async def connect() -> Link:
-            assert self._connector is not None
-            return await self._connector.connect(peer, key)
-
         session = Session(
             self._runtime,
             name=shown,
             peer=str(peer),
             rank=rank,
-            connect=connect,
+            connect=lambda: self._presence.connect(peer, key),
             ended=lambda ending: self._ended(cached, ending),
         )
         group = CollectiveGroup(self._runtime, session, name=shown, members=members, rank=rank)
@@ -331,6 +326,22 @@ async def open(
             await collective.abort()
             raise
         await collective.aclose()
+
+
+def open_soon(address: WorkerAddress, *, store: Store, options: Options) -> Collective:
+    """The runtime of one worker at once: what it needs is opened behind the calls that are made.
+
+    For code whose calls must take their place in the order before it can await anything. A failed
+    opening fails the works that need it, and is begun again for the next ones. Close it with
+    ``aclose`` or ``abort``.
+
+    Raises:
+        RuntimeError: no loop is running.
+    """
+    collective = Collective(address, store, options)
+    collective._become_current()
+    collective._presence.begin()
+    return collective
 
 
 def _key(members: Members, name: str) -> str:

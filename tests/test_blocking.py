@@ -264,3 +264,98 @@ def test_it_runs_on_uvloop_in_a_thread_of_its_own() -> None:
         assert elsewhere(lambda: a.create_collective_group(MEMBERS).rank) == 0
     assert loop.is_closed()
     assert aiocomm.blocking is blocking
+
+
+# --- the communication of an actor, by the peer's address ---
+
+
+def test_all_calls_by_address_in_both_modes_before_the_board_is_open() -> None:
+    store = MemoryStore()
+    a, b = (comm(address, store) for address in MEMBERS)
+    data, into = torch.arange(BULK, dtype=torch.uint8), torch.empty(BULK, dtype=torch.uint8)
+    works = [a.send({"x": data}, "b", 0, async_op=True), a.send_tensor(data, "b", 0, async_op=True)]
+    assert b.recv("a", 0)["x"].equal(data)
+    assert b.recv_tensor(into, "a", 0) is into
+    assert into.equal(data)
+    b.send("back", "a", 0)
+    assert a.recv("b", 0, async_op=True).wait() == "back"
+    for work in works:
+        work.wait()
+    assert a.address == WorkerAddress("a", 0)
+    group = a.group("b", 0)
+    assert group.peer == WorkerAddress("b", 0)
+    group.send("by the group")
+    assert b.recv("a", 0) == "by the group"
+    assert repr(a) == "<blocking <Comm of <Collective a:0: 1 groups>>>"
+    for each in (a, b):
+        each.close()
+
+
+def comm(address: str, store: Any, **settings: Any) -> blocking.Comm:
+    return blocking.Comm(WorkerAddress.parse(address), board=store, options=Options(**settings))
+
+
+def test_many_threads_share_it() -> None:
+    store = MemoryStore()
+    a, b = (comm(address, store) for address in MEMBERS)
+    with ThreadPoolExecutor(100) as pool:
+        received = [pool.submit(b.recv, "a", 0) for _ in range(50)]
+        sent = [pool.submit(a.send, number, "b", 0) for number in range(50)]
+        assert sorted(each.result() for each in received) == list(range(50))
+        for each in sent:
+            each.result()
+    a.abort()
+    b.abort()
+
+
+def test_what_cannot_work_is_refused_and_the_next_call_works() -> None:
+    store = MemoryStore()
+    a, b = (comm(address, store) for address in MEMBERS)
+    with pytest.raises(AddressError):
+        a.send(1, "a", 0)
+    with pytest.raises(AddressError):
+        a.group("", 0)
+    with pytest.raises(PayloadError):
+        a.send(lambda: None, "b", 0)
+
+    async def on_a_loop() -> None:
+        for call in (lambda: a.recv("b", 0), a.ready, a.close):
+            with pytest.raises(WouldBlockError):
+                call()
+
+    asyncio.run(on_a_loop())
+    a.ready()
+    a.send("next", "b", 0)
+    assert b.recv("a", 0) == "next"
+    a.close()
+    b.close()
+
+
+def test_closing_ends_the_calls_that_wait_and_those_that_come() -> None:
+    a = comm("a:0", MemoryStore())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(a.recv, "b", 0)
+        while not a._comm._groups:  # the call is in the loop's line from then on
+            pass
+        a.close()
+        with pytest.raises(ClosedError):
+            waiting.result()
+    for call in (lambda: a.send(1, "b", 0), lambda: a.recv("c", 0), a.ready):
+        with pytest.raises(ClosedError):
+            call()
+    a.close()
+    a.abort()
+
+
+def test_the_next_life_of_a_peer_is_met() -> None:
+    store = MemoryStore()
+    a = comm("a:0", store)
+    for life in range(2):
+        b = comm("b:0", store)
+        b.send(life, "a", 0)
+        assert a.recv("b", 0) == life
+        waiting = a.recv("b", 0, async_op=True)
+        b.close()
+        with pytest.raises(PeerClosedError):
+            waiting.wait()
+    a.close()

@@ -32,18 +32,19 @@ LAYERS = [
     ],
     ["handles*", "transport*"],
     ["rendezvous*"],
-    ["scheduler*", "bulk", "connect"],
+    ["scheduler*", "bulk", "connect", "presence"],
     ["session"],
     ["group"],
     ["collective"],
-    ["blocking", "launch", "worker", "channel", "testing", "shared"],
+    ["comm"],
+    ["blocking", "launch", "worker*", "channel", "testing", "shared"],
     [""],
     ["demo*"],  # a user of the public names
     ["cli", "__main__"],
 ]
 # The one leaf of the transports that handles know, and what it may know itself.
 BRIDGE = "transport.completion"
-RAY = {"worker", "channel", "handles.channel"}
+RAY = {"worker_launch", "channel", "handles.channel"}
 RAY |= {f"rendezvous.ray{part}" for part in ("", "_actor", "_client", "_nccl")}
 DEMO = {"rich", "typer", "safetensors"}
 DEMO_MODULES = ["cli", "__main__", "demo*"]

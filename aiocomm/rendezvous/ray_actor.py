@@ -7,8 +7,8 @@ this file must stay with the standard library, and what travels is made of built
 Nobody polls. A client says by ``want`` which keys it wants; one long call of its own, ``listen``,
 is answered when there is news for it. So however many keys a process waits for, it occupies one
 call (F33: Ray runs 1000 at a time unless told otherwise, and the next ``set`` would queue behind
-them). A listen is answered with nothing after ``SLICE`` seconds, and a client that does not listen
-again is dropped after as long again: Ray does not say when a caller dies.
+them). A listen is answered with nothing after ``LISTEN`` seconds, and a client that does not listen
+again within ``SLICE`` is dropped: Ray does not say when a caller dies.
 
 Calls of one client may overtake one another. Whatever follows from their order carries a number of
 the client's, and the higher one counts.
@@ -22,8 +22,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+LISTEN = 2.0
+"""Seconds after which a listen without news is answered: a process that is to end in good order
+waits for its calls first, and Ray kills it after 5 s, without a goodbye to its peers."""
+
 SLICE = 20.0
-"""Seconds after which a listen without news is answered."""
+"""Seconds after which a client that does not listen is dropped."""
 
 
 class News(TypedDict):
@@ -100,7 +104,7 @@ class BoardActor:
             return None
         mine.listening += 1
         try:
-            async with asyncio.timeout(SLICE):
+            async with asyncio.timeout(LISTEN):
                 await mine.woken.wait()
         except TimeoutError:
             pass

@@ -241,16 +241,21 @@ class Listener:
     async def _bind(self, host: str, port: int, incarnation: str, *, published: bool) -> None:
         bound = bind_tcp(host, port)
         address = bound.getsockname()
+        # They serve later: a cancellation while one begins would lose the server and its socket.
         self._servers.append(
-            await self.loop.create_server(lambda: _Incoming(self), sock=bound, backlog=BACKLOG)
+            await self.loop.create_server(
+                lambda: _Incoming(self), sock=bound, backlog=BACKLOG, start_serving=False
+            )
         )
         unix, name = bind_unix()
         if unix is not None:
             self._servers.append(
                 await self.loop.create_unix_server(
-                    lambda: _Incoming(self), sock=unix, backlog=BACKLOG
+                    lambda: _Incoming(self), sock=unix, backlog=BACKLOG, start_serving=False
                 )
             )
+        for server in self._servers:
+            await server.start_serving()
         self.endpoint = Endpoint(
             incarnation=incarnation,
             host_id=host_identity(),

@@ -85,7 +85,7 @@ async def test_a_word_that_was_overtaken_does_not_count() -> None:
 
 @pytest.mark.asyncio
 async def test_what_is_not_wanted_any_more_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_actor, "SLICE", 0.01)
+    monkeypatch.setattr(ray_actor, "LISTEN", 0.01)
     board = await joined("a", "b")
     await board.want("a", {"k": True}, 1)
     await board.want("a", {"k": False}, 2)
@@ -121,6 +121,7 @@ async def test_the_last_to_leave_ends_it() -> None:
 @pytest.mark.asyncio
 async def test_a_client_that_listens_no_more_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_actor, "SLICE", 0.02)
+    monkeypatch.setattr(ray_actor, "LISTEN", 0.01)
     board = await joined("dead", "alive")
     await board.want("dead", {"k": True}, 1)
     while "dead" in board._clients:

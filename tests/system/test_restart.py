@@ -1,0 +1,154 @@
+"""Actors that die and are started again: their peers know at once, and meet the next life."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from aiocomm.rendezvous.ray import RayBoard
+from aiocomm.worker import Workers, launch
+
+from ..actors import OPTIONS, SOON, WAIT, Talker, again, get, held
+from ..pairs import until
+
+pytestmark = pytest.mark.ray("actors")
+
+MIB = 1 << 20
+LARGE = 64 * MIB
+RESTARTS = {"shm": 10, "gloo": 3}
+
+
+@pytest.fixture(scope="module")
+def kept_board(cluster: None) -> Iterator[None]:
+    with RayBoard(timeout=WAIT):
+        yield
+
+
+@pytest.fixture(scope="module", params=["shm", "gloo"])
+def actors(kept_board: None, request: pytest.FixtureRequest) -> Iterator[Workers]:
+    """Two actors that Ray starts again, and the route that their bulk takes."""
+    options = replace(OPTIONS, route=request.param)
+    kind = ray.remote(num_cpus=0, max_restarts=-1)(Talker)
+    with launch(kind, 2, group="t", options=options) as workers:
+        yield workers
+
+
+def kill(actor: Any) -> None:
+    """End its process as the kernel would; Ray starts it again."""
+    os.kill(again(lambda: actor.whoami.remote())["pid"], signal.SIGKILL)
+
+
+def talk(first: Any, second: Any) -> None:
+    """Each sends, the other receives; small and in bulk."""
+    for size in (8, 2 * MIB):
+        sent = [first.send.remote(torch.ones(size), "t", 1)]
+        sent += [second.send.remote(torch.ones(size), "t", 0)]
+        for came in get([second.recv.remote("t", 0), first.recv.remote("t", 1)]):
+            assert len(came) == size
+        assert get(sent) == [None, None]
+
+
+async def _lost(worker: Talker, what: str) -> tuple[str, float]:
+    """Something that has to do with rank 1 until it fails; the error, and its time of day."""
+    try:
+        while True:
+            if what == "recv":
+                await worker.comm.recv("t", 1)
+            else:
+                await worker.comm.send(torch.ones(LARGE, dtype=torch.uint8), "t", 1)
+    except Exception as error:
+        return type(error).__name__, time.time()
+
+
+async def _taking(worker: Talker) -> None:
+    while True:
+        await worker.comm.recv("t", 0)
+
+
+async def _waits(worker: Talker) -> None:
+    """Return once a receive from rank 1 is pending."""
+    await until(lambda: worker.comm.group("t", 1).statistics().pending_recvs)
+
+
+async def _moves(worker: Talker) -> None:
+    """Return while large messages of rank 0 come in."""
+
+    def count() -> int:
+        received = worker.comm.group("t", 0).statistics().received
+        return sum(each.messages for each in received.values())
+
+    before = count()
+    await until(lambda: count() > before + 1)
+
+
+def pending(first: Any) -> Any:
+    """A receive from rank 1 that has been called."""
+    waiting = first.recv.remote("t", 1)
+    get(first.call.remote(_waits))
+    return waiting
+
+
+@pytest.mark.parametrize("what", ["recv", "send"])
+def test_a_killed_actor_fails_its_peer_at_once_and_is_met_again(actors: Workers, what: str) -> None:
+    first, second = actors
+    talk(first, second)
+    lost = first.call.remote(_lost, what)
+    if what == "send":
+        second.call.remote(_taking)
+        get(second.call.remote(_moves))
+    else:
+        get(first.call.remote(_waits))
+    killed = time.time()
+    kill(second)
+    error, when = get(lost)
+    assert error == "PeerLostError"
+    assert when - killed < SOON  # F34
+    again(second.whoami.remote)
+    talk(first, second)
+
+
+def test_restarts_in_a_row_leave_nothing_with_the_peer(actors: Workers) -> None:
+    first, second = actors
+    talk(first, second)
+    before = get(first.call.remote(held))
+    for _ in range(RESTARTS[get(first.call.remote(_route))]):
+        waiting = pending(first)
+        kill(second)
+        assert get(waiting)[0] == "PeerLostError"
+        waiting = first.recv.remote("t", 1)
+        assert again(lambda: second.send.remote(torch.ones(2 * MIB), "t", 0)) is None
+        assert len(get(waiting)) == 2 * MIB
+    talk(first, second)
+    assert get(first.call.remote(held)) == before
+
+
+def _route(worker: Talker) -> str | None:
+    return worker.comm.group("t", 1).statistics().bulk_route
+
+
+def test_both_may_die(actors: Workers) -> None:
+    first, second = actors
+    for _ in range(2):
+        talk(first, second)
+        kill(first)
+        kill(second)
+        for actor in actors:
+            again(actor.whoami.remote)
+
+
+def test_ray_may_restart_one_itself(actors: Workers) -> None:
+    first, second = actors
+    talk(first, second)
+    waiting = pending(first)
+    ray.kill(second, no_restart=False)
+    assert get(waiting)[0] == "PeerLostError"
+    again(second.whoami.remote)
+    talk(first, second)
