@@ -293,6 +293,7 @@ class BulkRoutes:
                 loop=self._runtime.loop,
                 sending=end is End.SENDING,
                 publish=publish,
+                off_loop=self._runtime.off_loop,
                 index=index,
                 options=options,
             )

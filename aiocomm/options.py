@@ -21,7 +21,7 @@ _CHOICES = (
     "high_priority",
 )
 LEAST_SHM = 16 * KIB
-DEVICE_ROUTES = ("nccl", "staged")
+DEVICE_ROUTES = ("nccl", "cuda_ipc", "staged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Options:
         device: index of the CUDA device on which received tensors are made; None takes the current
             device of the loop's thread when the first one arrives.
         device_route: carry every bulk message of CUDA tensors by this route (``"nccl"``,
-            ``"staged"``); None chooses by placement.
+            ``"cuda_ipc"``, ``"staged"``); None chooses by placement.
         nccl_min_ctas: thread blocks that an operation of the nccl route takes at least; None leaves
             it to NCCL.
         nccl_max_ctas: the same, at most. Fewer leave more of the chip to the computation beside it.

@@ -1,8 +1,9 @@
 """Two runtimes in one process, each with a device of its own, all of it simulated.
 
-``nccl``, ``staged`` and ``memory`` are the ways that a message in memory of a device may take. The
-first runtime has device 0, the second device 1; everything that is queued happens by itself unless
-the test holds a stream.
+``nccl``, ``cuda_ipc``, ``staged`` and ``memory`` are the ways that a message in memory of a device
+may take. The first runtime has device 0, the second device 1 (for ``cuda_ipc`` these are one chip,
+as two processes count it); everything that is queued happens by itself unless the test holds a
+stream.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from .simulated import Simulated, simulated
 from .simulated_nccl import nccl_of
 from .transport.links import apart
 
-WAYS = ("nccl", "staged", "memory")
+WAYS = ("nccl", "cuda_ipc", "staged", "memory")
 SMALL, LARGE = 10, EAGER  # elements of float32: in the envelope, in bulk
 
 each_way = pytest.mark.parametrize("way", WAYS)
-each_wire = pytest.mark.parametrize("way", WAYS[:2])
+each_wire = pytest.mark.parametrize("way", WAYS[:3])
 each_size = pytest.mark.parametrize("size", [SMALL, LARGE], ids=["eager", "bulk"])
 
 
@@ -67,6 +68,8 @@ async def device_pair(
     """The two ends of the one group of a:0 and b:0; nothing is connected yet."""
     with simulated(auto=True) as sim, apart("memory" if way == "memory" else "unix"):
         sim.process_group = nccl_of(sim)
+        if way == "cuda_ipc":
+            sim.uuids = ["GPU-0", "GPU-0"]  # two processes on one chip
         small = {"eager_limit": EAGER, "shm_bytes": 1 << 20, "close_timeout": 5.0}
         pinned = {"device_route": None if way == "memory" else way}
         options = [

@@ -27,6 +27,8 @@ from aiocomm.device.base import Accelerator, Event, Identity, Stream
 from aiocomm.errors import DeviceError
 from aiocomm.payload_bytes import tensor_at
 
+from .simulated_ipc import Sharing, recorded
+
 RUBBISH, FRESH, SCRIBBLE = 0xA5, 0xCD, 0xDD
 SIZE = 256 << 20
 GRAIN = 64
@@ -48,6 +50,7 @@ class Memory:
         self._lock = threading.RLock()
         self._free: dict[int, list[int]] = {}
         self.used = 0  # bytes that are given out
+        self.given: dict[int, tuple[int, int]] = {}  # room at an address, and which life of it
 
     def __contains__(self, address: int) -> bool:
         return self.base <= address < self.base + self.size
@@ -64,6 +67,7 @@ class Memory:
                 address = self.base + self._end
                 self._end += room
             self.used += room
+            self.given[address] = room, self.given.get(address, (0, 0))[1] + 1
         if self._beside:
             ctypes.memset(address, RUBBISH, room)
         ctypes.memset(address + self._beside, FRESH, room)
@@ -72,10 +76,10 @@ class Memory:
         return tensor_at(address, nbytes, owner)
 
     def _take_back(self, address: int, room: int) -> None:
-        # May run wherever memory is dropped, under the lock too.
-        ctypes.memset(address + self._beside, SCRIBBLE, room)
-        self._free[room].append(address)
-        with self._lock:
+        with self._lock:  # it may be held already: memory is dropped anywhere
+            ctypes.memset(address + self._beside, SCRIBBLE, room)
+            self._free[room].append(address)
+            self.given[address] = 0, self.given[address][1] + 1
             self.used -= room
 
     def content(self, address: int) -> int:
@@ -122,7 +126,7 @@ class SimEvent:
         return True
 
 
-class Simulated(Accelerator):
+class Simulated(Sharing, Accelerator):
     """Some devices; see the module.
 
     Attributes:
@@ -144,6 +148,7 @@ class Simulated(Accelerator):
         self.lent: list[tuple[int, SimStream]] = []
         self.queries = 0
         self._empties: dict[int, torch.Tensor] = {}
+        self.share()
         self._thread = threading.local()
         self.default = [self._new_stream(index) for index in range(devices)]
 
@@ -197,6 +202,7 @@ class Simulated(Accelerator):
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
+        event = recorded(event)
         assert isinstance(event, SimEvent)
         self.queue(stream, lambda: event.done)
 
@@ -282,7 +288,10 @@ class Simulated(Accelerator):
 
     def content(self, tensor: torch.Tensor) -> int:
         """Where the bytes of the tensor really are."""
-        address = tensor.data_ptr()
+        return self.content_at(tensor.data_ptr())
+
+    def content_at(self, address: int) -> int:
+        """The same for an address."""
         for memory in (*self.memories, self.host):
             if address in memory:
                 return memory.content(address)

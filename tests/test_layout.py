@@ -20,6 +20,7 @@ UNMIRRORED: dict[str, str] = {
     "aiocomm/device/__init__.py": "tests/test_imports.py",
     "aiocomm/handles/__init__.py": "tests/test_imports.py",
     "aiocomm/transport/__init__.py": "tests/test_imports.py",
+    "aiocomm/transport/cuda_ipc/__init__.py": "tests/test_imports.py",
     "aiocomm/transport/shm/__init__.py": "tests/test_imports.py",
     "aiocomm/rendezvous/__init__.py": "tests/test_imports.py",
     "aiocomm/rendezvous/threaded.py": "tests/rendezvous/test_base.py",

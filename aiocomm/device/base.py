@@ -55,6 +55,39 @@ class Event(Protocol):
         """
 
 
+class SharedEvent(Protocol):
+    """An event that other processes on the same chip may wait for; recorded again and again.
+
+    Attributes:
+        handle: with which another process opens it.
+    """
+
+    handle: bytes
+
+    def record(self, stream: Stream) -> Event:
+        """Move it behind all that is queued in the stream now, one of its own device.
+
+        Who began to wait before waits for the place of that time. The result may be queried until
+        the next call, and says "done" too late after it, never too early.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+
+
+class Mapping(Protocol):
+    """An allocation of another process, as this one sees it.
+
+    Attributes:
+        nbytes: how large it is.
+    """
+
+    nbytes: int
+
+    def close(self) -> None:
+        """Unmap it. Blocks for a moment; from any thread. Nothing that is queued may read it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Which chip it is: the same two texts in every process that uses it."""
@@ -178,3 +211,53 @@ class Accelerator(ABC):
     @abstractmethod
     def join(self, pieces: Sequence[torch.Tensor], stream: Stream) -> torch.Tensor:
         """Queue a copy of the pieces, one after the other, into memory as of ``allocate``."""
+
+    # --- memory and events of another process on the same chip ---
+
+    @abstractmethod
+    def export(self, memory: torch.Tensor) -> tuple[bytes, int]:
+        """With which another process opens the allocation of this memory, and where in it this is.
+
+        Raises:
+            RouteError: no other process can open it; the text has the reason.
+        """
+
+    @abstractmethod
+    def open_memory(self, handle: bytes, index: int) -> Mapping:
+        """Map an allocation that another process has exported. Blocks for a moment; any thread.
+
+        Args:
+            handle: from ``export``.
+            index: the device, as this process counts.
+
+        Raises:
+            RouteError: it cannot be mapped, or is there no more; the text has the reason.
+        """
+
+    @abstractmethod
+    def copy_in(self, target: torch.Tensor, source: Mapping, offset: int, stream: Stream) -> None:
+        """Queue a copy from what another process has exported; both are held as for ``copy``.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+
+    @abstractmethod
+    def shared_event(self, index: int) -> SharedEvent:
+        """A new event that other processes may wait for, of a device.
+
+        Raises:
+            RouteError: there can be none; the text has the reason.
+        """
+
+    @abstractmethod
+    def open_event(self, handle: bytes, stream: Stream) -> Event:
+        """The event of another process, for streams of this one to ``wait`` for.
+
+        Args:
+            handle: of the shared event.
+            stream: of the same device; where an error of the event is reported.
+
+        Raises:
+            RouteError: it cannot be opened; the text has the reason.
+        """

@@ -6,13 +6,15 @@ where they are asked for; those of allocation stay torch's own. Not run on a chi
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ..errors import DeviceError
-from .base import Accelerator, Event, Identity, Stream
+from ..errors import DeviceError, RouteError
+from .base import Accelerator, Event, Identity, Mapping, Stream
+from .cuda_driver import DriverError, driver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +51,42 @@ class CudaEvent:
                 return bool(self.native.query())
         except RuntimeError as error:
             raise _failed(self.stream.index, error) from error
+
+
+class CudaSharedEvent:
+    """A ``torch.cuda.Event`` that other processes can open."""
+
+    __slots__ = ("_native", "handle")
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self.handle: bytes = native.ipc_handle()
+
+    def record(self, stream: Stream) -> CudaEvent:
+        """See ``SharedEvent``."""
+        assert isinstance(stream, CudaStream)
+        try:
+            self._native.record(stream.native)
+        except RuntimeError as error:
+            raise _failed(stream.index, error) from error
+        return CudaEvent(self._native, stream)
+
+
+class CudaMapping:
+    """An allocation of another process, mapped by the driver."""
+
+    __slots__ = ("_index", "address", "nbytes")
+
+    def __init__(self, index: int, address: int, nbytes: int) -> None:
+        self._index = index
+        self.address = address
+        self.nbytes = nbytes
+
+    def close(self) -> None:
+        """See ``Mapping``."""
+        # Of a device that failed nothing is mapped.
+        with contextlib.suppress(DriverError), driver().on(self._index):
+            driver().close(self.address)
 
 
 class CudaAccelerator(Accelerator):
@@ -146,15 +184,69 @@ class CudaAccelerator(Accelerator):
         with torch.cuda.stream(_native(stream)):
             return torch.cat(list(pieces))  # one kernel for many
 
+    def export(self, memory: torch.Tensor) -> tuple[bytes, int]:
+        """See ``Accelerator``."""
+        address, calls = memory.data_ptr(), driver()
+        try:
+            with calls.on(memory.device.index):
+                base, _ = calls.range_of(address)
+                return calls.export(base), address - base
+        except DriverError as error:
+            raise RouteError(
+                f"memory of {memory.device} cannot be shared between processes: {error}: it comes "
+                "from expandable segments or from an allocator other than torch's own, as set by "
+                "PYTORCH_CUDA_ALLOC_CONF"
+            ) from error
+
+    def open_memory(self, handle: bytes, index: int) -> CudaMapping:
+        """See ``Accelerator``."""
+        calls = driver()
+        try:
+            with calls.on(index):
+                base = calls.open(handle)
+                return CudaMapping(index, base, calls.range_of(base)[1])
+        except DriverError as error:
+            raise RouteError(f"memory of the peer cannot be mapped here: {error}") from error
+
+    def copy_in(self, target: torch.Tensor, source: Mapping, offset: int, stream: Stream) -> None:
+        """See ``Accelerator``."""
+        assert isinstance(source, CudaMapping)
+        address, native = source.address + offset, _native(stream).cuda_stream
+        try:
+            with driver().on(stream.index):
+                driver().copy(target.data_ptr(), address, target.nbytes, native)
+        except DriverError as error:
+            raise _failed(stream.index, error) from error
+
+    def shared_event(self, index: int) -> CudaSharedEvent:
+        """See ``Accelerator``."""
+        try:
+            with _cuda.device(index):
+                return CudaSharedEvent(_cuda.Event(interprocess=True))
+        except RuntimeError as error:
+            raise RouteError(f"no event can be shared between processes: {_text(error)}") from error
+
+    def open_event(self, handle: bytes, stream: Stream) -> CudaEvent:
+        """See ``Accelerator``."""
+        assert isinstance(stream, CudaStream)
+        try:
+            native = _cuda.Event.from_ipc_handle(torch.device(self.kind, stream.index), handle)
+        except RuntimeError as error:
+            raise RouteError(f"an event of the peer cannot be opened: {_text(error)}") from error
+        return CudaEvent(native, stream)
+
 
 def _native(stream: Stream) -> Any:
     assert isinstance(stream, CudaStream)
     return stream.native
 
 
-def _failed(index: int, error: RuntimeError) -> DeviceError:
-    text = str(error).strip().partition("\n")[0]
+def _text(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _failed(index: int, error: Exception) -> DeviceError:
     return DeviceError(
-        f"device cuda:{index} failed: {text}: what was on it cannot be trusted; start this process "
-        "again, and find the cause with CUDA_LAUNCH_BLOCKING=1"
+        f"device cuda:{index} failed: {_text(error)}: what was on it cannot be trusted; start this "
+        "process again, and find the cause with CUDA_LAUNCH_BLOCKING=1"
     )

@@ -49,6 +49,7 @@ class DeviceSending:
         self._context = context
         self._route: DeviceSendingRoute | None = None
         self._staged = False
+        self._warned = False
 
     @property
     def name(self) -> str | None:
@@ -101,6 +102,18 @@ class DeviceSending:
                     error.message,
                 )
         return self._route
+
+    def refused(self, error: RouteError) -> None:
+        """The route cannot take a message, whose memory it does not reach: warn, once."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "group %s: CUDA tensors that the route %s does not reach go by way of pinned "
+                "memory of the host: %s",
+                self._context["group"],
+                self.name,
+                error.message,
+            )
 
 
 def ready_of(packed: Packed) -> Event:

@@ -39,8 +39,9 @@ class Moves:
         self._moving[entry] = moved, route
 
         def over(moved: asyncio.Future[None]) -> None:
+            error = _error(moved)  # asked for even where nobody waits: it is no news then
             if self._moving.pop(entry, None) is not None:
-                self._ended(entry, route, _error(moved))
+                self._ended(entry, route, error)
 
         moved.add_done_callback(over)
 

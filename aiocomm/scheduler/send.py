@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..entries import IllegalTransition, Outgoing
-from ..errors import AiocommError, Context, PairingError, ProtocolError
+from ..errors import AiocommError, Context, PairingError, ProtocolError, RouteError
 from ..ordering import SendOrder
 from ..packing import ALIGN, inline
 from ..payload import Kind
@@ -89,7 +89,7 @@ class SendLane:
     def submit(self, work: SendWork, packed: Packed) -> None:
         """Put a message in line; it may have left when this returns."""
         if self._error is not None:
-            work._fail(self._error)
+            work._fail(self._error.again())
             return
         bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
@@ -164,7 +164,7 @@ class SendLane:
             if keep_moving and entry in self._moves:
                 continue
             work: SendWork = entry.owner
-            work._fail(error, quiet=quiet)
+            work._fail(error.again(), quiet=quiet)
             entry.owner = work._packed = None
         self._note_idle()
 
@@ -300,10 +300,13 @@ class SendLane:
             body, work._host = inline(await work._host), None
             if self._leave(link, entry.sequence, packed, entry.charge, body, bulk=False, far=FAR):
                 self._sent(entry, "link")
-        elif (route := await device.open(packed)) is not None:
-            send = partial(route.send, packed.buffers, after=ready_of(packed))
-            return self._move(link, entry, packed, route.name, send, far=FAR | BY_DEVICE)
         else:
+            if (route := await device.open(packed)) is not None:
+                send = partial(route.send, packed.buffers, after=ready_of(packed))
+                try:
+                    return self._move(link, entry, packed, route.name, send, far=FAR | BY_DEVICE)
+                except RouteError as error:
+                    device.refused(error)
             staged = await self._stage(await device.bring(packed))
             return self._transfer(link, entry, packed, staged, name=STAGED, far=FAR)
         return self._order.started(entry) if self._error is None else ()
@@ -334,7 +337,6 @@ class SendLane:
         far: int,
     ) -> Sequence[Start]:
         """Give a message to a bulk route by its ``send``, which sends the envelope too."""
-        self._starting = None
         starts: list[Start] = []
         sent = False
 
@@ -347,7 +349,7 @@ class SendLane:
                     self._start(starts)
 
         moved = send(envelope=envelope)
-        sent = True
+        self._starting, sent = None, True
         self._moves.add(entry, name, moved)
         return starts
 
@@ -371,7 +373,7 @@ class SendLane:
             work._finish(None)
         else:
             assert self._error is not None
-            work._fail(self._error)
+            work._fail(self._error.again())
 
     def _sent(self, entry: Outgoing, route: str) -> None:
         work: SendWork = entry.owner

@@ -41,6 +41,10 @@ class DeviceSendingRoute(Route, Protocol):
             envelope: sends the envelope, with some bytes for the other end in it. Called once,
                 before this returns, or later where it cannot be called now; no other message is
                 sent before that. Never raises.
+
+        Raises:
+            RouteError: the route does not reach this memory, and nothing was sent: the message has
+                to go another way.
         """
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..device import here
 from ..errors import ProtocolError, RouteError
+from .cuda_ipc.receive import CudaIpcReceiver
+from .cuda_ipc.send import CudaIpcSender
 from .gloo import GlooRoute
 from .nccl import NcclRoute
 from .shm.receive import ShmReceiver
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 ROUTES = (ShmSender.name, GlooRoute.name, StreamRoute.name)
 """Names of all bulk routes for CPU memory, the best first."""
 
-DEVICE_ROUTES = (NcclRoute.name,)
+DEVICE_ROUTES = (NcclRoute.name, CudaIpcSender.name)
 """Names of all bulk routes for memory of a device, in the order in which they are tried."""
 
 
@@ -106,6 +108,7 @@ def make_device_route(
     loop: asyncio.AbstractEventLoop,
     sending: bool,
     publish: Callable[[str, bytes], None],
+    off_loop: OffLoop,
     index: int | None,
     options: Options,
 ) -> DeviceSendingRoute | DeviceReceivingRoute:
@@ -117,6 +120,7 @@ def make_device_route(
         loop: the loop of the runtime.
         sending: which end it is.
         publish: hands a key and its value to the peer's end.
+        off_loop: see ``Runtime.off_loop``.
         index: the device of this end; None takes the one on which received tensors are made.
         options: of the runtime.
 
@@ -124,12 +128,23 @@ def make_device_route(
         RouteError: there is no such device here.
         ProtocolError: the peer proposed a route that this version does not have.
     """
-    if name != NcclRoute.name:
+    if name not in DEVICE_ROUTES:
         raise ProtocolError(f"the peer proposes a route {name!r} that is not known here")
     if index is None:
         index = receiving_device(options)
-    return NcclRoute(
-        label, sending=sending, loop=loop, publish=publish, index=index, options=options
+    if name == NcclRoute.name:
+        return NcclRoute(
+            label, sending=sending, loop=loop, publish=publish, index=index, options=options
+        )
+    if sending:
+        return CudaIpcSender(label, loop=loop, publish=publish, index=index)
+    return CudaIpcReceiver(
+        label,
+        loop=loop,
+        publish=publish,
+        index=index,
+        off_loop=off_loop,
+        stall_timeout=options.stall_timeout,
     )
 
 

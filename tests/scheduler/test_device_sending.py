@@ -93,3 +93,19 @@ async def test_within_a_process_objects_are_handed_over_and_tensors_copied() -> 
         assert copy.data_ptr() != packed.buffers[0].data_ptr()
         assert sim.read(copy).tolist() == [0, 1, 2, 3]
         assert ready_of(packed).query()
+
+
+async def test_a_route_that_does_not_reach_a_message_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with simulated(auto=True) as sim:
+        opening = Opening()
+        packed = pack(sim.tensor(torch.zeros(4)))
+        await opening.sending.open(packed)
+        with caplog.at_level(logging.WARNING):
+            for reason in ("expandable segments", "another reason"):
+                opening.sending.refused(RouteError(reason))
+        (record,) = caplog.records
+        assert "the route nccl does not reach" in record.getMessage()
+        assert "expandable segments" in record.getMessage()
+        assert await opening.sending.open(packed) is opening.route, "others still go by it"

@@ -145,6 +145,7 @@ async def test_what_nccl_cannot_join_goes_by_way_of_the_host_with_one_warning(
     attribute: str, value: object, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with device_pair("nccl", device_route=None) as world:
+        world.sim.foreign = "invalid device context"  # as between containers: no cuda_ipc either
         setattr(world.sim, attribute, value)
         with caplog.at_level(logging.WARNING):
             for n in range(3):

@@ -1,0 +1,1 @@
+"""Tests of aiocomm.transport.cuda_ipc."""
