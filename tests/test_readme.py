@@ -7,6 +7,7 @@ is no longer there is caught here.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,11 @@ def spans(page: Path) -> Iterator[str]:
 
 def resolve(dotted: str) -> Any:
     found: Any = aiocomm
+    name = "aiocomm"
     for part in dotted.split("."):
+        name = f"{name}.{part}"
+        if name in modules():  # some are not imported with the package
+            importlib.import_module(name)
         found = getattr(found, part)
     return found
 

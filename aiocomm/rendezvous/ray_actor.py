@@ -4,19 +4,11 @@ They run in worker processes of Ray on one event loop, so nothing needs a lock; 
 what keys mean. They are pickled by value, so their process does not import aiocomm and torch with
 it: this file must stay with the standard library, and what travels is made of built-in types.
 
-<<<<<<< HEAD
 Nobody polls a board. A client says by ``want`` which keys it wants; one long call of its own,
 ``listen``, is answered when there is news for it. So however many keys a process waits for, it
 occupies one call (F33: Ray runs 1000 at a time unless told otherwise, and the next ``set`` would
-queue behind them). A listen is answered with nothing after ``SLICE`` seconds, and a client that
-does not listen again is dropped after as long again: Ray does not say when a caller dies.
-=======
-Nobody polls. A client says by ``want`` which keys it wants; one long call of its own, ``listen``,
-is answered when there is news for it. So however many keys a process waits for, it occupies one
-call (F33: Ray runs 1000 at a time unless told otherwise, and the next ``set`` would queue behind
-them). A listen is answered with nothing after ``LISTEN`` seconds, and a client that does not listen
-again within ``SLICE`` is dropped: Ray does not say when a caller dies.
->>>>>>> main
+queue behind them). A listen is answered with nothing after ``LISTEN`` seconds, and a client that
+does not listen again within ``SLICE`` is dropped: Ray does not say when a caller dies.
 
 Calls of one client may overtake one another. Whatever follows from their order carries a number of
 the client's, and the higher one counts.
