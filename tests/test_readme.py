@@ -7,7 +7,7 @@ is no longer there is caught here.
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,14 +34,7 @@ def spans(page: Path) -> Iterator[str]:
 
 
 def resolve(dotted: str) -> Any:
-    found: Any = aiocomm
-    name = "aiocomm"
-    for part in dotted.split("."):
-        name = f"{name}.{part}"
-        if name in modules():  # some are not imported with the package
-            importlib.import_module(name)
-        found = getattr(found, part)
-    return found
+    return pkgutil.resolve_name(f"aiocomm.{dotted}")  # it imports modules on the way
 
 
 def sources() -> str:
