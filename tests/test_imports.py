@@ -44,7 +44,7 @@ LAYERS = [
 ]
 # The one leaf of the transports that handles know, and what it may know itself.
 BRIDGE = "transport.completion"
-RAY = {"worker_launch", "channel", "handles.channel"}
+RAY = {"worker_launch", "channel.actor", "handles.channel"}
 RAY |= {f"rendezvous.ray{part}" for part in ("", "_actor", "_client", "_nccl")}
 DEMO = {"rich", "typer", "safetensors"}
 DEMO_MODULES = ["cli", "__main__", "demo*"]
