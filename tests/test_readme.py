@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import aiocomm
-import aiocomm.worker  # not imported with the package: they need ray
+import aiocomm.channel
+import aiocomm.worker  # these two are not imported with the package: they need ray
 from aiocomm import errors
 
 from .sources import ROOT, modules
