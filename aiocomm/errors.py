@@ -31,8 +31,9 @@ direction, peer and message sequence where there is one; its text says how to me
 
 from __future__ import annotations
 
+import copy
 import enum
-from typing import TypedDict
+from typing import Self, TypedDict
 
 
 class Context(TypedDict):
@@ -78,6 +79,16 @@ class AiocommError(Exception):
         )
         where = ", ".join(f"{name} {value}" for name, value in named if value is not None)
         return f"{self.message} [{where}]" if where else self.message
+
+    def again(self) -> Self:
+        """The same error for one more who waits.
+
+        One exception raised in several places would collect the frames of all, and with them what
+        they hold, for as long as whatever ended keeps it.
+        """
+        other = copy.copy(self).with_traceback(self.__traceback__)
+        other.__cause__ = self.__cause__
+        return other
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only context would be lost by BaseException's own reduction (a worker's error

@@ -10,7 +10,6 @@ Rejected: a second, lazy kind of ``Collective`` (two ways to open are two ways t
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import uuid
 from typing import TYPE_CHECKING
@@ -89,7 +88,7 @@ class Presence:
             connector = await asyncio.shield(self._begin())
         except AiocommError as error:
             # One for each who waits: they write their group and peer into it.
-            raise copy.copy(error) from error
+            raise error.again() from error
         return await connector.connect(peer, group)
 
     async def aclose(self) -> None:

@@ -175,7 +175,7 @@ class Session:
         self._runtime.enter(self.begin, log.debug)
         await self._linked.wait()
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         if self._bulk is not None:
             await self._bulk.open()
 

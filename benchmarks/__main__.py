@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 
     from .peers.lines import Line
 
-NAMES = ("latency", "throughput", "tensors", "weights", "lag", "pending", "groups", "gloo")
+NAMES = (
+    "latency",
+    "throughput",
+    "tensors",
+    "weights",
+    "lag",
+    "pending",
+    "groups",
+    "gloo",
+    "ray",
+)
 
 
 def main() -> int:

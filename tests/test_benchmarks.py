@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import aiocomm
-from benchmarks import groups, latency, tensors, throughput, weights
+from benchmarks import groups, latency, ray, tensors, throughput, weights
 from benchmarks.__main__ import read
 from benchmarks.contest import Cell, Plan, Scores, measure
 from benchmarks.harness import Settings
@@ -229,6 +229,21 @@ def test_payloads_are_checked_on_arrival() -> None:
     with pytest.raises(ValueError, match="no payload 'cheese'"):
         make("cheese")
     assert [stream_of(size, 16) for size in (1 << 20, 256 << 20, 1 << 30)] == [4, 2, 2]
+
+
+def test_round_trips_of_ray_are_held_to_those_of_aiocomm() -> None:
+    outcome = Outcome("name", ("",))
+    seconds = {(ray.CALL, ray.SMALL): [6.0, 7.0], (ray.OBJECT, ray.SMALL): [1.0, 1.0]}
+    seconds |= {(ray.CALL, ray.TENSOR): [4.0, 5.0], (ray.OBJECT, ray.TENSOR): [1.0, 2.0]}
+    ray.judge(outcome, seconds)
+    assert [bar.met for bar in outcome.bars] == [True, False]
+
+
+def test_without_ray_its_benchmark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray.importlib.util, "find_spec", lambda name: None)
+    outcome = ray.run(QUICK)
+    assert "not installed: pip install ray" in shown(outcome)
+    assert [bar.met for bar in outcome.bars] == [None, None]
 
 
 def test_memory_of_this_process_is_seen() -> None:

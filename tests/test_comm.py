@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -232,6 +234,33 @@ async def test_a_group_that_the_user_closed_gives_way_to_a_new_one() -> None:
             assert await second == 2
         except PeerLostError:  # it was in line before the goodbye arrived
             assert await b.recv("a", 0) == 2
+
+
+@each_loop
+async def test_a_lost_group_holds_nothing_of_those_who_waited() -> None:  # F20
+    board = MemoryStore()
+
+    async def use(wait: Callable[[], Awaitable[Any]]) -> weakref.ref[Any]:
+        data = ramp(LARGE)  # what the frame of the waiting function holds
+        with pytest.raises(PeerLostError):
+            await wait()
+        return weakref.ref(data)
+
+    with apart("unix"):
+        async with comms(board, "a:0") as (a,):
+            b = make("b:0", board)
+            await b.send(1, "a", 0)
+            assert await a.recv("b", 0) == 1
+            group = a.group("b", 0)
+            waiting = [asyncio.create_task(use(lambda: a.recv("b", 0))) for _ in range(2)]
+            await until(lambda: group.statistics().pending_recvs == 2)
+            await b.abort()
+            held = [*await asyncio.gather(*waiting)]
+            held += [await use(call) for call in (group.recv, lambda: group.send(1), group.ready)]
+            waiting.clear()
+            gc.collect()
+            assert [each() for each in held] == [None] * 5
+            assert group.statistics().state == "lost"
 
 
 # --- threads, loops, closing ---

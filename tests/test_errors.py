@@ -73,6 +73,17 @@ def test_copy_keeps_them_too(cls: type[AiocommError]) -> None:
     assert vars(copy.copy(make(cls))) == vars(make(cls))
 
 
+@pytest.mark.parametrize("cls", CLASSES)
+def test_who_waits_gets_one_of_his_own(cls: type[AiocommError]) -> None:
+    with pytest.raises(cls) as raised:
+        raise make(cls) from OSError("why")
+    error, again = raised.value, raised.value.again()
+    assert again is not error
+    assert vars(again) == vars(error)
+    assert again.__cause__ is error.__cause__
+    assert again.__traceback__ is error.__traceback__
+
+
 def test_text_without_context_has_no_brackets() -> None:
     assert str(AiocommError("it broke")) == "it broke"
     assert str(AiocommError()) == ""

@@ -10,10 +10,14 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ LAST_LINES = {
     "blocking_worker": "twice three ones make 6",
     "own_loop": "both are done",
     "ping_pong": "1000 hits in 1000 rounds",
+    "ray_ping_pong": "1000 hits in 1000 rounds",
     "shared_memory": "[0.0, 1.0, 2.0]",
     "stream_tensors": "200 tensors, never more than 8 in waiting",
     "task_graph": "5 batches through three workers: 15.0",
@@ -48,11 +53,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(path: Path, *args: str) -> list[str]:
+def run(path: Path, *args: str, **environment: str) -> list[str]:
     """Lines of its standard output; it must end well and say nothing else."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(path), *args],
         cwd=ROOT,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
@@ -70,7 +76,16 @@ def test_example(name: str) -> None:
     path = ROOT / "examples" / f"{name}.py"
     assert len(path.read_text().splitlines()) < LINES
     port = [str(free_port())] if name == "own_loop" else []
-    assert run(path, *port)[-1] == LAST_LINES[name]
+    with on_ray() if name.startswith("ray_") else nullcontext({}) as environment:
+        assert run(path, *port, **environment)[-1] == LAST_LINES[name]
+
+
+@contextmanager
+def on_ray() -> Iterator[dict[str, str]]:
+    """What a program that starts a Ray of its own needs to be silent, and where its files go."""
+    # Ray makes Unix sockets deep in it, so its own name has to be short.
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        yield {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
 
 
 # --- the README's interface at a glance ---
@@ -115,6 +130,19 @@ def test_glance_blocking() -> None:
         exec(glance()[2].replace("store=...", "store=board"), names)
         peer.join(TIMEOUT)
     assert names["obj"]["echo"][0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.ray
+def test_readme_on_ray() -> None:
+    text = (ROOT / "README.md").read_text().partition("## On Ray\n")[2]
+    code = text.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {"__name__": "readme", "torch": torch}
+    try:
+        exec(code, names)
+        assert names["sums"] == [1024.0, 1024.0]
+    finally:
+        for workers in (names.pop("trainers"), names.pop("rollouts")):
+            workers.close()
 
 
 # --- the two snippets of the seed document ---

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import aiocomm
+import aiocomm.worker  # not imported with the package: they need ray
 from aiocomm import errors
 
 from .sources import ROOT, modules

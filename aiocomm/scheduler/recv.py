@@ -337,7 +337,7 @@ class RecvLane:
 
     def _fail(self, action: Fail) -> None:
         assert self._error is not None
-        self._release(action.post)._fail(self._error, quiet=self._quiet)
+        self._release(action.post)._fail(self._error.again(), quiet=self._quiet)
 
     def _reply(self, kind: FrameKind, sequence: int, head: bytes) -> None:
         assert self._link is not None

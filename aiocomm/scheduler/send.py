@@ -89,7 +89,7 @@ class SendLane:
     def submit(self, work: SendWork, packed: Packed) -> None:
         """Put a message in line; it may have left when this returns."""
         if self._error is not None:
-            work._fail(self._error)
+            work._fail(self._error.again())
             return
         bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
@@ -164,7 +164,7 @@ class SendLane:
             if keep_moving and entry in self._moves:
                 continue
             work: SendWork = entry.owner
-            work._fail(error, quiet=quiet)
+            work._fail(error.again(), quiet=quiet)
             entry.owner = work._packed = None
         self._note_idle()
 
@@ -373,7 +373,7 @@ class SendLane:
             work._finish(None)
         else:
             assert self._error is not None
-            work._fail(self._error)
+            work._fail(self._error.again())
 
     def _sent(self, entry: Outgoing, route: str) -> None:
         work: SendWork = entry.owner
