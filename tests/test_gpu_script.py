@@ -11,7 +11,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +21,10 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu import CHECKS, NO_GPU, WARNING, Check, main, read, run
-from benchmarks.on_chip import checks
-from benchmarks.on_chip.chip import DTYPES, REHEARSAL, CheckFailed, Chip, hold, same
+from benchmarks.on_chip import alone, checks
+from benchmarks.on_chip.chip import CUDA, DTYPES, REHEARSAL, CheckFailed, Chip, hold, same
 
+from .simulated import Simulated, simulated
 from .sources import ROOT
 
 CHIP = Chip(REHEARSAL)
@@ -171,3 +174,73 @@ def test_values_are_the_same_for_the_same_seed(dtype: torch.dtype) -> None:
     assert one.dtype is dtype
     assert same(one, two)
     assert not same(one, other)
+
+
+# --- the checks that cannot be rehearsed, on a simulated device: that their own code runs ---
+
+
+class Timed:
+    """A ``torch.cuda.Event`` that measures time."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None: ...
+
+    def elapsed_time(self, _: Timed) -> float:
+        return 0.1
+
+
+class Alone:
+    """A process group of one member."""
+
+    class Options:
+        def __init__(self, high_priority: bool) -> None:
+            self.config = SimpleNamespace()
+
+    aborted = False
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        assert (rank, size, options.config.blocking) == (0, 1, 0)
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        assert device.index == 0
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        assert len(tensors) == 1
+        return SimpleNamespace(synchronize=lambda: None)
+
+    def abort(self) -> None:
+        Alone.aborted = True
+
+
+@pytest.fixture
+def chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
+    monkeypatch.setattr(Chip, "begin", lambda _: None)
+    monkeypatch.setattr(Chip, "device", torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", Timed)
+    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)))
+    monkeypatch.setattr(alone, "EVENTS", 50)
+    with simulated(auto=True) as sim:
+        sim.process_group = Alone
+        yield sim
+
+
+@pytest.mark.asyncio
+async def test_the_check_of_the_poller_runs(chip: Simulated) -> None:
+    nobody: Any = None
+    found = await alone.poller(nobody, 0, CUDA)
+    assert set(found) == {"latest_us", "event_to_future_us"}
+
+
+@pytest.mark.asyncio
+async def test_the_check_of_nccl_runs(chip: Simulated) -> None:
+    nobody: Any = None
+    found = await alone.nccl_alone(nobody, 0, CUDA)
+    assert found["nccl"] == "2.27.5"
+    assert Alone.aborted
+    chip.process_group = None
+    with pytest.raises(CheckFailed, match="no NCCL"):
+        await alone.nccl_alone(nobody, 0, CUDA)
