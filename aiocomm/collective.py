@@ -154,11 +154,7 @@ class Collective:
         return self._closing
 
     async def _run_close(self, *, drain: bool) -> None:
-        loop = self._runtime.loop
-        if self in _current.get(loop, ()):
-            _current[loop].remove(self)
-            if not _current[loop]:
-                del _current[loop]
+        hide(self)
         self._runtime.refuse(
             ClosedError(f"the runtime of {self.address} is closed: open a new one")
         )
@@ -287,6 +283,15 @@ def current(address: WorkerAddress | str | None = None) -> Collective:
         raise UsageError("no runtime is open in this loop: use 'async with aiocomm.open(...)'")
     names = ", ".join(str(collective.address) for collective in opened)
     raise UsageError(f"several runtimes are open in this loop ({names}): say which address")
+
+
+def hide(collective: Collective) -> None:
+    """Let ``current`` not find a runtime: it is closed, or no worker's."""
+    loop = collective._runtime.loop
+    if collective in _current.get(loop, ()):
+        _current[loop].remove(collective)
+        if not _current[loop]:
+            del _current[loop]
 
 
 @contextlib.asynccontextmanager

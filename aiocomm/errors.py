@@ -26,7 +26,13 @@ direction, peer and message sequence where there is one; its text says how to me
     +-- NetworkError (ConnectionError) the network between
     |   +-- RouteError                     a bulk route could not be set up, or broke
     +-- RendezvousError                the board
-        +-- RendezvousTimeout (TimeoutError)  waited for a worker or a key in vain
+    |   +-- RendezvousTimeout (TimeoutError)  waited for a worker or a key in vain
+    +-- ChannelError                   a channel's answer
+        +-- ChannelFull                    no room, and the call was not to wait
+        +-- ChannelEmpty                   nothing there, and the call was not to wait
+        +-- ChannelClosed                  closed, by whomever
+        +-- ChannelExistsError             its name is taken
+        +-- ChannelLostError (PeerLostError)  the actor that held it is gone
 """
 
 from __future__ import annotations
@@ -200,3 +206,27 @@ class RendezvousError(AiocommError):
 
 class RendezvousTimeout(RendezvousError, TimeoutError):
     """Waited in vain; the text names who or what was waited for, and how long."""
+
+
+class ChannelError(AiocommError):
+    """A channel could not do what it was asked; the text names the channel."""
+
+
+class ChannelFull(ChannelError):
+    """There is no room for the item, or none can ever come of what the callers wait for."""
+
+
+class ChannelEmpty(ChannelError):
+    """There is no item, and the call was not to wait for one."""
+
+
+class ChannelClosed(ChannelError):
+    """The channel was closed: nothing can be put, and nothing is left to get."""
+
+
+class ChannelExistsError(ChannelError):
+    """A channel of that name is there already."""
+
+
+class ChannelLostError(ChannelError, PeerLostError):
+    """The actor that held the channel died, and with it the items that nobody had taken."""

@@ -17,6 +17,7 @@ CLASSES = [
     for value in vars(errors).values()
     if inspect.isclass(value) and issubclass(value, AiocommError)
 ]
+ENDINGS = ("Error", "Timeout", "Full", "Empty", "Closed")
 CONTEXT = {"group": "g", "direction": "send", "peer": "rollout:0", "sequence": 7}
 
 
@@ -26,7 +27,7 @@ def documented() -> dict[str, tuple[str, ...]]:
     path: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
         found = re.match(r"^    ((?:\|   |    )*)(\+-- )?([A-Z]\w+)\s*(?:\((\w+)\))?", line)
-        if not found or not found[3].endswith(("Error", "Timeout")):
+        if not found or not found[3].endswith(ENDINGS):
             continue
         depth = len(found[1]) // 4 + bool(found[2])
         del path[depth:]

@@ -16,6 +16,7 @@ LONG: dict[str, str] = {}
 UNMIRRORED: dict[str, str] = {
     "aiocomm/__init__.py": "tests/test_imports.py",
     "aiocomm/__main__.py": "tests/test_cli.py",
+    "aiocomm/channel/__init__.py": "tests/test_imports.py",
     "aiocomm/demo/__init__.py": "tests/test_imports.py",
     "aiocomm/device/__init__.py": "tests/test_imports.py",
     "aiocomm/handles/__init__.py": "tests/test_imports.py",

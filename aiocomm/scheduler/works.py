@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..handles.base import AsyncWork
+from ..handles.delivered import DeliveredWork
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    import asyncio
+    from collections.abc import Sequence
 
     import torch
 
@@ -39,7 +40,7 @@ class SendWork(AsyncWork[None]):
         self._lane.cancelled(self)
 
 
-class RecvWork(AsyncWork[Any]):
+class RecvWork(DeliveredWork):
     """A call of recv that waits for its message.
 
     Cancellation: loses no message. What would have come here goes to the next call of recv, even
@@ -54,63 +55,9 @@ class RecvWork(AsyncWork[Any]):
     _bytes: torch.Tensor  # the memory of the buffer
     _spec: TensorSpec | None = None
     _ready: Event | None = None  # of a buffer on a device: it may be written to from then on
-    _delivered: Incoming | None = None  # until somebody took the result
-    _given_back: bool = False
-    _parked: int = 0  # awaiting tasks that were not woken yet
-    _claims: int = 0  # branches that were not cancelled before they began
 
-    def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the message.
-
-        Cancellation: see the class.
-        """
-        self._parked += not self.done()
-        try:
-            value = yield from _work_await(self)
-        except asyncio.CancelledError:
-            self._give_back()
-            raise
-        if self._given_back:  # by another task that awaited it
-            raise asyncio.CancelledError(_GIVEN_BACK)
-        self._delivered = None
-        return value
-
-    def result(self) -> Any:
-        """The object, or the buffer; CancelledError when its message went to another call."""
-        if self._given_back:
-            raise asyncio.CancelledError(_GIVEN_BACK)
-        if self._parked:
-            # asyncio asks once for each task that it wakes, before the task runs. That one may
-            # still be cancelled, and then the message is nobody's.
-            self._parked -= 1
-        else:
-            self._delivered = None
-        return _work_result(self) if self._traceback is not None else _future_result(self)
-
-    @property
-    def _falls_with_its_branch(self) -> bool:
-        return True
-
-    def _claim(self) -> None:
-        self._claims += 1
-
-    def _unclaim(self) -> None:
-        self._claims -= 1
-        if not self._claims and not self._parked:
-            self._give_back()  # where it was delivered: its branches were all that waited
-
-    def _give_back(self) -> None:
-        message, self._delivered = self._delivered, None
-        if message is not None:
-            self._given_back = True
-            self._lane.give_back(self, message)
+    def _put_back(self, delivered: Incoming) -> None:
+        self._lane.give_back(self, delivered)
 
     def _on_cancel(self) -> None:
         self._lane.cancelled(self)
-
-
-# As in ``handles/base.py``: these are on the path of every message.
-_work_await, _work_result = AsyncWork.__await__, AsyncWork.result
-_future_result = asyncio.Future.result
-
-_GIVEN_BACK = "cancelled; its message went to the next call of recv"

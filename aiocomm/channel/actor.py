@@ -1,0 +1,248 @@
+"""A channel's actor, and how it is made and found on Ray. Knows neither queue nor messages.
+
+The actor is a thin shell: one runtime and a ``ChannelServer`` on its event loop. Calls of Ray are
+for joining alone; whatever else a client says comes through its group. It is named and not
+detached: it ends with the process that created it, and that process ends it when the channel is
+closed and nothing is left. Calls that block are made in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..collective import open as open_runtime
+from ..errors import (
+    ChannelError,
+    ChannelExistsError,
+    MissingPackageError,
+    RendezvousTimeout,
+    UsageError,
+)
+from ..rendezvous.bridge import bridge
+from .introductions import SERVER, Introductions, Welcome, new_address
+from .server import ChannelServer
+
+try:
+    import ray
+    from ray.exceptions import RayActorError, RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as _error:
+    raise MissingPackageError(
+        "channels need ray, which is not installed: pip install 'aiocomm[ray]'"
+    ) from _error
+
+from ..handles.channel import AsyncChannelWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..collective import Collective
+
+T = TypeVar("T")
+
+_ray: Any = ray  # its stubs leave a call untyped
+
+log = logging.getLogger("aiocomm")
+
+PREFIX = "aiocomm.channel/"
+"""Before the name of a channel, in the name of its actor."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
+"""Seconds between two looks for an actor; Ray tells nobody that a name has come."""
+
+ENDING = 10.0
+"""Seconds to wait for a channel of the same name that is closed and about to end."""
+
+_kept: dict[
+    Future[None], Any
+] = {}  # handles of what this process created, which keep the actors alive
+
+
+class ChannelActor:
+    """The process that holds a channel's items.
+
+    Args:
+        name: of the channel.
+        maxsize: items that it may hold.
+        max_bytes: the same in bytes.
+    """
+
+    def __init__(self, name: str, maxsize: int, max_bytes: int) -> None:
+        self._server = ChannelServer(name, maxsize, max_bytes)
+        self._store = Introductions(new_address(SERVER), local_host())
+        self._opened: Future[Collective] = Future()
+
+    async def serve(self) -> None:
+        """Serve until the channel is closed and empty; the process is then to be ended."""
+        try:
+            async with open_runtime(self._store.address, store=self._store) as collective:
+                self._opened.set_result(collective)
+                await self._server.ended.wait()
+                await self._server.aclose()
+        except BaseException as error:
+            if not self._opened.done():
+                self._opened.set_exception(error)
+            raise
+
+    async def join(self, client: str, group_name: str) -> Welcome:
+        """Open the group with a client, by its address; it is the client that dials."""
+        collective = await bridge(self._opened)
+        members = [self._store.address, client]
+        self._server.join(collective.create_collective_group(members, group_name))
+        queue = self._server.queue
+        return Welcome(self._store.own, queue.maxsize, queue.max_bytes)
+
+    async def lasts(self) -> bool:
+        """Whether the channel is open, or has items still."""
+        return not self._server.ended.is_set()
+
+
+async def create(name: str, namespace: str, maxsize: int, max_bytes: int) -> Any:
+    """Make the actor of a channel, on this node where that can be.
+
+    Returns:
+        Its handle. The actor lives as long as this process, until the channel ends.
+
+    Raises:
+        ChannelExistsError: there is a channel of that name.
+        ChannelError: Ray could not make it.
+
+    Cancellation: an actor that was made meanwhile is ended.
+    """
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + ENDING, FIRST_PAUSE
+    while True:
+        made = _start(lambda: _create(name, namespace, maxsize, max_bytes))
+        try:
+            return await bridge(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(_end)
+            raise
+        except ValueError as error:  # the name is taken, be it by one that is about to end
+            if await _lives(name, namespace) or loop.time() > deadline:
+                raise ChannelExistsError(
+                    f"there is a channel {name!r} in namespace {namespace!r}: connect to it, close "
+                    "it first, or take another name"
+                ) from error
+        except RayError as error:
+            raise ChannelError(f"channel {name!r} could not be created: {error}") from error
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+async def _lives(name: str, namespace: str) -> bool:
+    """Whether the actor of that name is a channel that goes on, or holds items still."""
+    try:
+        actor = await in_thread(lambda: ray.get_actor(PREFIX + name, namespace))
+        return await AsyncChannelWork[bool](actor.lasts.remote())
+    except (ValueError, RayError):
+        return False
+
+
+async def join(name: str, namespace: str, client: str, group: str, timeout: float) -> Welcome:
+    """Find the actor of a channel, and be let in.
+
+    Raises:
+        RendezvousTimeout: nobody created the channel in time.
+
+    Cancellation: safe.
+    """
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + timeout, FIRST_PAUSE
+    while True:
+        try:
+            actor = await in_thread(lambda: ray.get_actor(PREFIX + name, namespace))
+            return await AsyncChannelWork[Welcome](actor.join.remote(client, group))
+        except (ValueError, RayActorError) as error:  # not yet, or about to end
+            if loop.time() + pause > deadline:
+                raise RendezvousTimeout(
+                    f"nobody created channel {name!r} in namespace {namespace!r} within "
+                    f"{timeout:g} s: call Channel.create, in this namespace or give that one"
+                ) from error
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def end(actor: Any) -> None:
+    """End the actor of a channel at once."""
+    ray.kill(actor)
+
+
+def local_host() -> str:
+    """Numeric address of this node, as Ray has it."""
+    node = ray.get_runtime_context().get_node_id()
+    host = next(str(each["NodeManagerAddress"]) for each in _ray.nodes() if each["NodeID"] == node)
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def own_namespace() -> str:
+    """The namespace of this process' job.
+
+    Raises:
+        UsageError: Ray does not run here.
+    """
+    if not ray.is_initialized():
+        raise UsageError("Ray does not run in this process: call ray.init() before using channels")
+    return str(ray.get_runtime_context().namespace)
+
+
+def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+    """Make a call that blocks, in a thread of its own.
+
+    Cancellation: the call goes on, its outcome is ignored.
+    """
+    return bridge(_start(call))
+
+
+def _start(call: Callable[[], T]) -> Future[T]:
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=run, name="aiocomm-channel", daemon=True).start()
+    return outcome
+
+
+def _end(made: Future[Any]) -> None:
+    """End an actor that nobody waits for any more, once it was made."""
+    if made.exception() is None:
+        end(made.result())
+
+
+def _create(name: str, namespace: str, maxsize: int, max_bytes: int) -> Any:
+    node = ray.get_runtime_context().get_node_id()
+    actor = _Actor.options(
+        name=PREFIX + name,
+        namespace=namespace,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+    ).remote(name, maxsize, max_bytes)
+    served = actor.serve.remote().future()
+    _kept[served] = actor
+    served.add_done_callback(_served)
+    return actor
+
+
+def _served(served: Future[None]) -> None:
+    # By kill, since an actor that exits by itself keeps its name for many seconds. Not on the
+    # thread of Ray that brings the word.
+    actor = _kept.pop(served, None)
+    if actor is not None and ray.is_initialized():
+        _start(lambda: end(actor))
+
+
+_Actor: Any = ray.remote(num_cpus=0)(ChannelActor)

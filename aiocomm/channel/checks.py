@@ -1,0 +1,64 @@
+"""What a channel's client refuses at the call, and what its failures say.
+
+Pure: knows neither works nor messages.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ..errors import ChannelClosed, ChannelEmpty, ChannelFull, UsageError
+from .entries import Reason
+
+if TYPE_CHECKING:
+    from ..errors import AiocommError
+
+
+def closed(name: str) -> ChannelClosed:
+    """The error of a channel that is closed and empty."""
+    return ChannelClosed(f"channel {name!r} is closed: create a new one")
+
+
+def refusal(name: str, reason: int) -> AiocommError:
+    """The error for what the server refused, for a ``Reason``."""
+    if reason == Reason.FULL:
+        return ChannelFull(f"channel {name!r} is full: put() waits for room")
+    if reason == Reason.EMPTY:
+        return ChannelEmpty(f"channel {name!r} has no such item: get() waits for one")
+    if reason == Reason.STUCK:
+        return ChannelFull(
+            f"channel {name!r} is full, and what it holds does not weigh enough for the batch: "
+            "ask for less, or create it with more room"
+        )
+    return closed(name)
+
+
+def again(error: AiocommError) -> AiocommError:
+    """A new one each time: one exception would collect the frames, and what they hold, of all."""
+    copy = type(error)(error.message)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+def check_key(key: object) -> None:
+    """Refuse a key that is no string.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(key, str):
+        raise UsageError(f"key {key!r} is {type(key).__name__}: give a string")
+
+
+def check_weight(what: str, weight: object) -> float:
+    """A weight as a plain number.
+
+    Raises:
+        UsageError: it is none, or less than 0, or not finite.
+    """
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise UsageError(f"{what} {weight!r} is {type(weight).__name__}: give a number")
+    if not (weight >= 0 and math.isfinite(weight)):
+        raise UsageError(f"{what} {weight!r} is not usable: give 0 or more")
+    return weight if type(weight) in (int, float) else float(weight)

@@ -1,0 +1,60 @@
+"""What a client refuses, and what failures say; at the calls themselves: test_client.py."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from aiocomm.channel.checks import again, check_key, check_weight, closed, refusal
+from aiocomm.channel.entries import Reason
+from aiocomm.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, UsageError
+
+
+@pytest.mark.parametrize("weight", [0, 3, 2.5, 10**30])
+def test_numbers_are_weights(weight: Any) -> None:
+    assert check_weight("weight", weight) == weight
+
+
+@pytest.mark.parametrize("weight", [None, "1", True, Fraction(1, 2), -0.1, float("inf")])
+def test_other_weights_are_refused(weight: Any) -> None:
+    with pytest.raises(UsageError, match=r"^batch_weight .*: give "):
+        check_weight("batch_weight", weight)
+
+
+def test_numbers_of_other_kinds_become_plain() -> None:
+    class Float(float):
+        """As numpy's are."""
+
+    assert type(check_weight("weight", Float(1.5))) is float
+
+
+def test_keys_are_strings() -> None:
+    check_key("")
+    with pytest.raises(UsageError, match="key 3 is int: give a string"):
+        check_key(3)
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "mend"),
+    [
+        (Reason.FULL, ChannelFull, r"put\(\) waits"),
+        (Reason.EMPTY, ChannelEmpty, r"get\(\) waits"),
+        (Reason.STUCK, ChannelFull, "ask for less"),
+        (Reason.CLOSED, ChannelClosed, "create a new one"),
+    ],
+)
+def test_each_refusal_names_the_channel_and_how_to_mend_it(
+    reason: Reason, error: type[ChannelError], mend: str
+) -> None:
+    with pytest.raises(error, match=f"^channel 'jobs' .*{mend}"):
+        raise refusal("jobs", int(reason))
+
+
+def test_each_failure_is_an_error_of_its_own() -> None:
+    error = closed("jobs")
+    error.__cause__ = KeyError("why")
+    copy = again(error)
+    assert copy is not error
+    assert (type(copy), str(copy), copy.__cause__) == (type(error), str(error), error.__cause__)
