@@ -85,8 +85,8 @@ class CollectiveGroup:
         if not async_op:
             raise _would_block()
         packed = pack(obj)
-        if packed.device >= 0:
-            packed.ready = here.mark(packed.device)
+        if packed.device is not None:
+            packed.device.ready = here.mark(packed.device.index)
         work = SendWork(loop=self._runtime.loop)
         self._session.enter(self._session.sending.submit, work, packed)
         return work
@@ -133,8 +133,8 @@ class CollectiveGroup:
         if not async_op:
             raise _would_block()
         packed = pack_tensor(tensor)
-        if packed.device >= 0:
-            packed.ready = here.mark(packed.device)
+        if packed.device is not None:
+            packed.device.ready = here.mark(packed.device.index)
         work = SendWork(loop=self._runtime.loop)
         self._session.enter(self._session.sending.submit, work, packed)
         return work

@@ -42,11 +42,12 @@ class Options:
         peer_timeout: seconds of silence after which the peer is taken for lost. The death of a
             process is seen at once and that of a host by the kernel's keep-alive; this one is for
             peers that hang, so it must be longer than the longest stall of a healthy event loop.
-        stall_timeout: seconds that a chunk (16 MiB) of a bulk message may take on the gloo route,
-            once both ends are at it; then the direction is broken. For so long Gloo may hold the
-            chunk in which a peer died, and its threads, past ``aclose`` too: nothing but its own
-            time-out ends that. A busy loop delays the start of a chunk, so this too must be longer
-            than the longest stall of a healthy one.
+        stall_timeout: seconds that a chunk of a bulk message may take on the gloo (16 MiB) or nccl
+            (64 MiB) route, once both ends are at it, or that a device may take to come to a copy;
+            then the direction is broken. For so long Gloo may hold the chunk in which a peer died,
+            and its threads, past ``aclose`` too: nothing but its own time-out ends that. A busy
+            loop delays the start of a chunk, so this too must be longer than the longest stall of
+            a healthy one.
         close_timeout: seconds that ``aclose`` gives pending sends to reach the peer.
         route: carry every bulk message by this route (``"shm"``, ``"gloo"``, ``"link"``), for tests
             and diagnosis; None chooses by placement.

@@ -31,6 +31,10 @@ a message that moves straight into a post's own buffer::
     TAKEN    give_back                                    READY     (by sequence, in its old place)
     any      lost or failed, before it was whole; close   GONE      with every message behind it
 
+A message that is ``far`` belongs in memory that takes time to reach: it is delivered like a large
+one however small it is, and copied likewise. One whose bytes are ``here`` needs no peer for its
+move: it stands ARRIVED and MOVING as bulk does, and neither a loss nor ``keep_moving`` matters.
+
 A message that is dropped while it moves (MOVING, COPYING, LEAVING) is DROPPED until the move ends,
 then GONE. A post that nothing will serve gets ``Fail``, but only once nothing moves into its
 buffer, because a call that failed hands the buffer back to the caller.

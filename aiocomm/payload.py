@@ -98,6 +98,14 @@ _OBJECT = Kind.OBJECT
 
 
 @dataclass(slots=True)
+class OnDevice:
+    """Where the buffers of a message are, and the event after which they hold what is sent."""
+
+    index: int
+    ready: Event | None = None
+
+
+@dataclass(slots=True)
 class Packed:
     """A message, ready to travel. Not frozen, since that would triple the cost of making one.
 
@@ -108,9 +116,7 @@ class Packed:
         nbytes: bytes of all buffers.
         structure: bytes at the start of the meta that are equal in every message whose tensors
             (and, in a dict of tensors, keys) are like these; 0 if it has none.
-        device: index of the device on which the buffers are; -1 where that is the CPU, or there
-            are none.
-        ready: of buffers on a device, the event after which they hold what is to be sent.
+        device: where the buffers are, if not on the CPU.
     """
 
     kind: Kind
@@ -118,8 +124,7 @@ class Packed:
     buffers: Sequence[torch.Tensor]
     nbytes: int
     structure: int = 0
-    device: int = -1
-    ready: Event | None = None
+    device: OnDevice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,24 +214,24 @@ def _packed(form: Form, stream: io.BytesIO, slots: Slots) -> Packed:
     structure = len(meta) - len(table.stream) if form is Form.PICKLED else len(meta)
     packed = Packed(_OBJECT, meta, buffers, sum(table.sizes), structure)
     if table.device and packed.nbytes:
-        packed.device = _index(slots.device)
+        packed.device = _place(slots.device)
     return packed
 
 
 def _pack_tensor(tensor: torch.Tensor, kind: Kind, form: Form) -> Packed:
     buffer = as_bytes(tensor)
-    if here.on_cpu(buffer):
+    if here.on_cpu(tensor):
         meta = write_tensor(form, 0, CODES[tensor.dtype], tensor.shape)
         return Packed(kind, meta, (buffer,), buffer.nbytes)
-    home = here.device_of(buffer)
+    home = here.device_of(tensor)
     meta = write_tensor(form, DEVICES.index(home.type), CODES[tensor.dtype], tensor.shape)
-    index = _index(home) if buffer.nbytes else -1
-    return Packed(kind, meta, (buffer,), buffer.nbytes, device=index)
+    place = _place(home) if buffer.nbytes else None
+    return Packed(kind, meta, (buffer,), buffer.nbytes, device=place)
 
 
-def _index(device: torch.device | None) -> int:
+def _place(device: torch.device | None) -> OnDevice:
     assert device is not None
-    return device.index or 0
+    return OnDevice(device.index or 0)
 
 
 def pack_tensor(tensor: torch.Tensor) -> Packed:

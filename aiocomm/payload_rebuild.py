@@ -107,10 +107,21 @@ def typed(code: int, shape: tuple[int, ...], base: torch.Tensor) -> torch.Tensor
         tensor = (
             torch.frombuffer(view_of(base), dtype=dtype)
             if here.on_cpu(base)
-            else base.clone().view(dtype)
+            else _moved(base).view(dtype)
         )
     # Of a contiguous tensor that is a view, and quicker than asking for one.
     return tensor if len(shape) == 1 else torch.reshape(tensor, shape)
+
+
+def _moved(base: torch.Tensor) -> torch.Tensor:
+    """The same bytes of a device at an address of their own, there when this returns."""
+    device, index = here.accelerator, here.device_of(base).index
+    stream = device.stream(index)  # the current one may have much to do before
+    copy = device.allocate(base.numel(), stream)
+    device.copy(copy, base, stream)
+    device.lend(copy, device.current_stream(index))
+    device.finish(device.record(stream))
+    return copy
 
 
 def _raw(base: torch.Tensor, offset: int, nbytes: int) -> memoryview:

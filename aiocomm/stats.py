@@ -48,7 +48,8 @@ class GroupStatistics:
     ``sent`` and ``received`` map the name of a route (``"memory"``, ``"link"``, ``"gloo"``) to the
     messages it has carried and their bytes: those of the tensors and buffers in them and of what
     else was packed, frame headers not counted. A message counts as sent when its memory is the
-    caller's again, as received when a ``recv`` gets it.
+    caller's again, as received when a ``recv`` gets it. ``bulk_route`` is how large messages leave,
+    ``device_route`` how those on a device do; None before the first one.
     """
 
     group: str

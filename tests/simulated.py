@@ -47,6 +47,7 @@ class Memory:
         self.size = size
         self._beside = size if hidden else 0
         self._end = 0
+        self._lock = threading.RLock()
         self._free: dict[int, list[int]] = {}
         self.used = 0  # bytes that are given out
         self.given: dict[int, tuple[int, int]] = {}  # room at an address, and which life of it
@@ -56,16 +57,17 @@ class Memory:
 
     def give(self, nbytes: int) -> torch.Tensor:
         room = max(GRAIN, -(-nbytes // GRAIN) * GRAIN)
-        free = self._free.setdefault(room, [])
-        if free:
-            address = free.pop()
-        elif self._end + room > self.size:
-            raise RuntimeError(f"simulated memory is out: {room} bytes are not there")
-        else:
-            address = self.base + self._end
-            self._end += room
-        self.used += room
-        self.given[address] = room, self.given.get(address, (0, 0))[1] + 1
+        with self._lock:  # copying threads ask too
+            free = self._free.setdefault(room, [])
+            if free:
+                address = free.pop()
+            elif self._end + room > self.size:
+                raise RuntimeError(f"simulated memory is out: {room} bytes are not there")
+            else:
+                address = self.base + self._end
+                self._end += room
+            self.used += room
+            self.given[address] = room, self.given.get(address, (0, 0))[1] + 1
         if self._beside:
             ctypes.memset(address, RUBBISH, room)
         ctypes.memset(address + self._beside, FRESH, room)
@@ -74,10 +76,11 @@ class Memory:
         return tensor_at(address, nbytes, owner)
 
     def _take_back(self, address: int, room: int) -> None:
-        ctypes.memset(address + self._beside, SCRIBBLE, room)
-        self._free[room].append(address)
-        self.given[address] = 0, self.given[address][1] + 1
-        self.used -= room
+        with self._lock:  # it may be held already: memory is dropped anywhere
+            ctypes.memset(address + self._beside, SCRIBBLE, room)
+            self._free[room].append(address)
+            self.given[address] = 0, self.given[address][1] + 1
+            self.used -= room
 
     def content(self, address: int) -> int:
         """Where what a tensor at this address holds really lies."""
@@ -144,6 +147,7 @@ class Simulated(Sharing, Accelerator):
         self.streams: list[SimStream] = []
         self.lent: list[tuple[int, SimStream]] = []
         self.queries = 0
+        self._empties: dict[int, torch.Tensor] = {}
         self.share()
         self._thread = threading.local()
         self.default = [self._new_stream(index) for index in range(devices)]
@@ -151,14 +155,16 @@ class Simulated(Sharing, Accelerator):
     # --- as an accelerator ---
 
     def on_cpu(self, tensor: torch.Tensor) -> bool:
-        return self._index_of(tensor.data_ptr()) is None
+        return self._home(tensor) is None
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
-        index = self._index_of(tensor.data_ptr())
+        index = self._home(tensor)
         return tensor.device if index is None else torch.device("cuda", index)
 
     def empty(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8).view(dtype).view(tuple(shape))
+        tensor = torch.empty(0, dtype=torch.uint8).view(dtype).view(tuple(shape))
+        self._empties[id(tensor)] = tensor  # it has no address to be known by
+        return tensor
 
     def in_use(self) -> bool:
         return self.used
@@ -311,6 +317,9 @@ class Simulated(Sharing, Accelerator):
     def used_bytes(self) -> int:
         """Memory that is given out, of all devices and pinned."""
         return sum(memory.used for memory in (*self.memories, self.host))
+
+    def _home(self, tensor: torch.Tensor) -> int | None:
+        return 0 if id(tensor) in self._empties else self._index_of(tensor.data_ptr())
 
     def _index_of(self, address: int) -> int | None:
         for index, memory in enumerate(self.memories):

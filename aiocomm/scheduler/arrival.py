@@ -23,6 +23,7 @@ from ..payload import (
     unpack,
     unpack_body,
 )
+from .envelope import BY_DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
     from .schemas import KeptSchemas
 
 UNBUILT: Any = object()
+
+
+@dataclass(slots=True)
+class Unbuildable:
+    """In place of the value of a message of which it is known why there can be none."""
+
+    error: AiocommError
 
 
 @dataclass(slots=True)
@@ -53,9 +61,7 @@ class Arrival:
     spec: TensorSpec | None = None
     table: Table | None = None  # of the meta, if it was read already, and the stream to it
     stream: bytes | memoryview = b""
-    far: bool = False  # its tensors belong in memory of a device,
-    by_device: bool = False  # and come by a route for that
-    failure: AiocommError | None = None  # why it cannot be rebuilt, if that was found already
+    far: int = 0  # as in its envelope
 
     @classmethod
     def of(cls, envelope: Envelope, body: Any, schemas: KeptSchemas) -> tuple[Arrival, int]:
@@ -83,6 +89,11 @@ class Arrival:
         return arrival, len(body)
 
     @property
+    def by_device(self) -> bool:
+        """Whether its bytes come by a route for memory of a device."""
+        return self.far & BY_DEVICE != 0
+
+    @property
     def in_process(self) -> bool:
         """Whether the bytes lie in the sender's memory."""
         return isinstance(self.body, tuple)
@@ -95,9 +106,9 @@ class Arrival:
             ProtocolError: its meta is not sound.
         """
         if self.value is not UNBUILT:
+            if isinstance(self.value, Unbuildable):
+                raise self.value.error
             return self.value
-        if self.failure is not None:
-            raise self.failure
         body = self.body if self.held is None else self.held.view
         if self.sizes and self.held is None:
             buffers = self.buffers
@@ -118,7 +129,7 @@ class Arrival:
 
     def _measure_far(self, envelope: Envelope) -> int:
         """Take in what an envelope says of a message for a device. Returns its bytes."""
-        self.far, self.by_device = True, envelope.by_device
+        self.far = envelope.far
         if isinstance(self.body, tuple):
             total: int = sum(buffer.numel() for buffer in self.body)
             self.nbytes = len(envelope.meta) + total

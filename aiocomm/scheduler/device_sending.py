@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..device.base import Event
     from ..errors import Context
-    from ..payload import Packed
+    from ..payload import OnDevice, Packed
     from ..runtime import Runtime
     from ..transport.device_base import DeviceSendingRoute
     from .works import SendWork
@@ -93,7 +93,7 @@ class DeviceSending:
         """
         if self._route is None and not self._staged:
             try:
-                self._route = await self._open_route(packed.device)
+                self._route = await self._open_route(_place(packed).index)
             except RouteError as error:
                 self._staged = True
                 log.warning(
@@ -118,5 +118,11 @@ class DeviceSending:
 
 def ready_of(packed: Packed) -> Event:
     """The event after which the buffers of a message on a device hold what is to be sent."""
-    assert packed.ready is not None
-    return packed.ready
+    ready = _place(packed).ready
+    assert ready is not None
+    return ready
+
+
+def _place(packed: Packed) -> OnDevice:
+    assert packed.device is not None
+    return packed.device

@@ -35,8 +35,8 @@ class Envelope:
         meta: with ``known``, without its structure.
         number: of the structure; -1 where it has none.
         known: whether the structure was kept under the number before, and is left out.
-        far: whether its tensors belong in memory of a device.
-        by_device: whether its buffers go by the bulk route for such memory.
+        far: ``FAR`` where its tensors belong in memory of a device, with ``BY_DEVICE`` where its
+            buffers go by the bulk route for such memory; else 0.
     """
 
     kind: Kind
@@ -45,8 +45,7 @@ class Envelope:
     meta: bytes
     number: int = -1
     known: bool = False
-    far: bool = False
-    by_device: bool = False
+    far: int = 0
 
     @classmethod
     def read(cls, head: bytes) -> Envelope:
@@ -56,20 +55,21 @@ class Envelope:
             kind, bulk = _KINDS[code], flags & BULK != 0
             if flags <= BULK:
                 return cls(kind, bulk, charge, head[_ENVELOPE.size :])
-            far, by_device, kept = flags & FAR != 0, flags & BY_DEVICE != 0, flags & _STRUCTURE
-            if flags < 2 * BY_DEVICE and (far and bulk) >= by_device:
+            far, kept = flags & _MEMORY, flags & _STRUCTURE
+            if flags <= _ALL and far != BY_DEVICE and (bulk or far != _MEMORY):
                 if not kept:
-                    meta = head[_ENVELOPE.size :]
-                    return cls(kind, bulk, charge, meta, far=far, by_device=by_device)
+                    return cls(kind, bulk, charge, head[_ENVELOPE.size :], far=far)
                 if kept != _STRUCTURE and kind is Kind.OBJECT:
                     number, meta = head[_ENVELOPE.size], head[_NUMBERED.size :]
-                    return cls(kind, bulk, charge, meta, number, kept == KNOWN, far, by_device)
+                    return cls(kind, bulk, charge, meta, number, kept == KNOWN, far)
         except (struct.error, LookupError) as error:
             raise ProtocolError("an envelope of the peer cannot be read") from error
         raise ProtocolError("an envelope of the peer cannot be read: its flags cannot be")
 
 
 _STRUCTURE = KEEP | KNOWN
+_MEMORY = FAR | BY_DEVICE
+_ALL = BULK | _STRUCTURE | _MEMORY
 _KINDS = {kind.value: kind for kind in Kind}
 
 

@@ -90,9 +90,9 @@ class Ferry:
         device, sizes = here.accelerator, sizes_of(buffers)
         stream = self._stream(here.device_of(buffers[0]).index)
         blocks = plan_device(sizes)
+        memory = await self._pinned(blocks, ())
         device.wait(stream, after)
         joined = gather_on_device(device, blocks, buffers, stream)
-        memory = [device.pinned(block.nbytes) for block in blocks]
         for target, source in zip(memory, joined, strict=True):
             device.copy(target, source, stream)
         await self._done(device.record(stream), (buffers, joined, memory))
@@ -122,11 +122,7 @@ class Ferry:
         device, sizes = here.accelerator, sizes_of(buffers)
         stream = self._stream(index)
         blocks = plan_device(sizes)
-        pinned = [device.pinned(block.nbytes) for block in blocks]
-        if sum(sizes) <= COPY_LIMIT:
-            _fill(blocks, buffers, pinned)
-        else:
-            await self._runtime.off_loop(_fill, blocks, buffers, pinned)
+        pinned = await self._pinned(blocks, buffers)
         if into is None:
             memory = [device.allocate(block.nbytes, stream) for block in blocks]
         else:
@@ -197,6 +193,15 @@ class Ferry:
             stream = self._streams[index] = here.accelerator.stream(index)
         return stream
 
+    async def _pinned(
+        self, blocks: Sequence[Block], buffers: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Pinned memory for the blocks, filled from buffers of the host where there are any."""
+        if sum(block.nbytes for block in blocks) <= COPY_LIMIT:
+            return _pinned(blocks, buffers)
+        # To pin memory takes longer than to copy it.
+        return await self._runtime.off_loop(_pinned, blocks, buffers)
+
     async def _done(self, event: Event, keep: object) -> None:
         timeout = self._runtime.options.stall_timeout
         try:
@@ -209,8 +214,9 @@ class Ferry:
             ) from error
 
 
-def _fill(
-    blocks: Sequence[Block], buffers: Sequence[torch.Tensor], memory: Sequence[torch.Tensor]
-) -> None:
-    for block, target in zip(blocks, memory, strict=True):
-        fill_block(block, buffers, target)
+def _pinned(blocks: Sequence[Block], buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    memory = [here.accelerator.pinned(block.nbytes) for block in blocks]
+    if buffers:
+        for block, target in zip(blocks, memory, strict=True):
+            fill_block(block, buffers, target)
+    return memory

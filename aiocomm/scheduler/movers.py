@@ -14,6 +14,7 @@ from ..device import here
 from ..errors import DecodeError, ProtocolError, RouteError
 from ..packing import outline
 from ..transport.select import receiving_device
+from .arrival import Unbuildable
 from .ferry import Ferry
 
 if TYPE_CHECKING:
@@ -203,10 +204,9 @@ class DeviceMover:
             try:
                 index = receiving_device(self._runtime.options)
             except RouteError as error:
-                arrival.failure = DecodeError(
-                    f"the message has CUDA tensors: {error.message}; let the peer send "
-                    "tensor.cpu(), or mend that"
-                )
+                text = f"the message has CUDA tensors: {error.message}"
+                mend = "let the peer send tensor.cpu(), or mend that"
+                arrival.value = Unbuildable(DecodeError(f"{text}; {mend}"))
             else:
                 arrival.buffers = await self.ferry.up(host, index)
 

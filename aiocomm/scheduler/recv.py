@@ -250,7 +250,8 @@ class RecvLane:
         if arrival.held is not None:
             arrival.held.release()
         if arrival.nbytes:
-            self.traffic.count(self._mover(arrival).route_of(message), arrival.nbytes)
+            mover = self.device if arrival.far else self._host  # not by a call: this is hot
+            self.traffic.count(mover.route_of(message), arrival.nbytes)
             arrival.nbytes = 0
         work._delivered = message
         if not work.done():

@@ -94,7 +94,7 @@ class SendLane:
         bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
         link = self._link
-        far = packed.ready is not None
+        far = packed.device is not None
         if far:
             if not bulk and link is not None and not link.in_process:
                 self.device.begin(work, packed)
@@ -194,7 +194,7 @@ class SendLane:
                 packed: Packed = entry.owner._packed
                 assert link is not None
                 try:
-                    if packed.ready is not None:
+                    if packed.device is not None:
                         self._prepare(partial(self._leave_device, link, entry, packed))
                         following = ()
                     elif link.in_process:

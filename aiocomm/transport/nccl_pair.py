@@ -21,6 +21,7 @@ import contextlib
 import datetime
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +76,7 @@ class NcclPair:
         self._lock = threading.Lock()
         self._group: Any = None
         self._cut: BaseException | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
         self._broadcast = BroadcastOptions()
         self._broadcast.rootRank = 0
         self._broadcast.rootTensor = 0
@@ -118,6 +120,8 @@ class NcclPair:
                 if self._cut is not None:
                     raise ClosedError("the NCCL pair was given up") from self._cut
                 self._group = group  # from here on a cut aborts it
+                # A group whose operations never end would hold the end of the interpreter.
+                self._finalizer = weakref.finalize(self, _abort, group)
             group.eager_connect_single_device(torch.device("cuda", self._stream.index))
 
     def broadcast(self, chunk: torch.Tensor) -> Any:
@@ -150,8 +154,9 @@ class NcclPair:
             self._cut = reason
             group, self._group = self._group, None
         if group is not None:
-            with contextlib.suppress(RuntimeError):  # it had failed by itself
-                group.abort()
+            assert self._finalizer is not None
+            self._finalizer.detach()
+            _abort(group)
 
     def cut_in_thread(self, reason: BaseException, done: Callable[[], None]) -> threading.Thread:
         """Cut, in a fresh thread, which calls ``done`` as the last thing it does."""
@@ -166,6 +171,11 @@ class NcclPair:
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
+
+
+def _abort(group: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # it had failed by itself
+        group.abort()
 
 
 @contextlib.contextmanager

@@ -44,7 +44,8 @@ class Opening:
 def packed_on(sim: Simulated, index: int = 0, *, tensor: bool = False) -> Packed:
     values = sim.tensor(torch.arange(4, dtype=torch.uint8), index)
     packed = pack_tensor(values) if tensor else pack([values, values[:2]])
-    packed.ready = here.mark(packed.device)
+    assert packed.device is not None
+    packed.device.ready = here.mark(packed.device.index)
     return packed
 
 

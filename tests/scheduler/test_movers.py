@@ -16,6 +16,7 @@ from aiocomm.options import Options
 from aiocomm.payload import Kind, pack_tensor, spec_of
 from aiocomm.runtime import Runtime
 from aiocomm.scheduler.arrival import Arrival
+from aiocomm.scheduler.envelope import BY_DEVICE, FAR
 from aiocomm.scheduler.movers import STAGED, DeviceMover, HostMover
 from aiocomm.scheduler.works import RecvWork
 
@@ -81,7 +82,7 @@ def movers(**settings: Any) -> tuple[HostMover, DeviceMover]:
 
 def message(body: Any = b"", *, bulk: bool = True, by_device: bool = False) -> Incoming:
     arrival = Arrival(Kind.TENSOR, pack_tensor(VALUES).meta, body, 8, (8,))
-    arrival.far, arrival.by_device = True, by_device
+    arrival.far = FAR | BY_DEVICE * by_device
     return Incoming(arrival, 0, 8, 1, bulk)
 
 

@@ -12,6 +12,7 @@ import torch
 from aiocomm.errors import PairingError, PayloadError
 
 from ..device_pairs import LARGE, SMALL, device_pair, each_size, each_way
+from ..pairs import MEMBERS
 
 pytestmark = pytest.mark.asyncio
 
@@ -113,11 +114,49 @@ async def test_both_directions_at_once(way: str) -> None:
 
 
 @each_way
+@each_size
+async def test_the_stream_of_a_calling_thread_is_its_own(way: str, size: int) -> None:
+    async with device_pair(way) as world:
+        values, tensor = world.ramp(size, 4), world.here(torch.zeros(size))
+        world.sim.default[0].held = True  # the loop's thread has much to do
+
+        def call() -> Any:
+            with world.sim.using(world.sim.stream(0)):
+                world.sim.write(tensor, values)
+                return world.a.send(tensor)
+
+        sending = await asyncio.to_thread(call)
+        assert torch.equal(world.sim.read(await world.b.recv()), values)
+        await sending
+
+
+async def test_groups_may_begin_in_opposite_orders() -> None:
+    async with device_pair("nccl") as world:
+        first, second = (
+            [each.create_collective_group(MEMBERS, name) for name in "xy"]
+            for each in world.collectives
+        )
+        sends = [group.send(world.here(world.ramp(LARGE))) for group in first]
+        recvs = [group.recv() for group in second[::-1]]
+        back = [group.send(world.buffer(LARGE)) for group in second[::-1]]
+        got = [await each for each in (*recvs, *(group.recv() for group in first))]
+        assert [world.sim.read(each)[1].item() for each in got] == [1, 1, 0, 0]
+        await asyncio.gather(*sends, *back)
+        assert len(world.process_groups) == 8
+
+
+@each_way
 async def test_tensors_without_elements(way: str) -> None:
     async with device_pair(way) as world:
-        await world.a.send([torch.empty(0), torch.empty(2, 0)])
+        sent = [world.sim.empty(torch.float32, (0,)), world.sim.empty(torch.int8, (2, 0))]
+        await world.a.send(sent)
         got = await world.b.recv()
         assert [tensor.shape for tensor in got] == [(0,), (2, 0)]
+        assert not any(map(world.sim.on_cpu, got))
+        buffer = world.sim.empty(torch.float32, (0,))
+        work = world.a.send_tensor(sent[0])
+        assert await world.b.recv_tensor(buffer) is buffer
+        await work
 
 
 # --- refused ---

@@ -111,6 +111,25 @@ async def test_a_message_that_came_whole_outlives_its_sender(way: str) -> None:
         assert await world.b.recv() == "and a word"
 
 
+@pytest.mark.parametrize("ends", ["the peer", "this side"])
+async def test_while_nccl_connects_the_loop_goes_on_and_closing_ends_it(ends: str) -> None:
+    async with device_pair("nccl") as world:
+        world.sim.process_group.hang = True
+        sending = world.a.send(world.here(world.ramp(LARGE)))
+        receiving = world.b.recv()
+        for n in range(20):
+            await world.b.send(n)
+            assert await world.a.recv() == n
+        await until(lambda: len(world.process_groups) == 2)
+        async with asyncio.timeout(10):
+            await world.collectives[1 if ends == "the peer" else 0].abort()
+        with pytest.raises(ConnectionError if ends == "the peer" else ClosedError):
+            await sending
+        with pytest.raises(ClosedError if ends == "the peer" else ConnectionError):
+            await receiving
+        await until(lambda: all(group.aborts for group in world.process_groups))
+
+
 # --- where no route joins the two ---
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from functools import partial
@@ -176,6 +177,19 @@ def test_after_a_cut_nothing_is_broadcast_and_a_second_one_does_nothing() -> Non
         pairs.pairs[0].broadcast(pairs.sim.allocate(4, pairs.streams[0]))
     pairs.cut()
     assert [group.aborts for group in pairs.sim.process_group.made] == [1, 1]
+
+
+def test_a_pair_that_nobody_cut_is_aborted_when_it_is_dropped() -> None:
+    pairs = Pairs()
+    pairs.start()
+    pairs.wait()
+    made = pairs.sim.process_group.made
+    for thread in threading.enumerate():  # those that made it hold it until they have ended
+        if thread.name == "aiocomm-nccl-g":
+            thread.join()
+    pairs.pairs.clear()
+    gc.collect()
+    assert [group.aborts for group in made] == [1, 1]
 
 
 def test_a_group_that_had_failed_by_itself_may_refuse_to_be_aborted() -> None:
