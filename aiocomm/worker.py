@@ -123,9 +123,6 @@ class _Actor:
             )
         return kind(address, board=board, options=options)
 
-    def _begin(self) -> None:
-        """Begin to be found, where that can be done; the first use of ``comm`` says why not."""
-
 
 class Worker(_Actor, mixin=True):
     """Mixin for async actors: gives ``self.comm``.

@@ -106,7 +106,7 @@ class Workers(Sequence[Any]):
 
         Cancellation: the actors stay.
         """
-        asked = [handle._comm_ready.remote() for handle in self._handles]
+        asked = self._ask("_comm_ready")
         try:
             try:
                 async with asyncio.timeout(timeout) as scope:
@@ -126,7 +126,7 @@ class Workers(Sequence[Any]):
         Raises: as ``ready``, and WouldBlockError on a thread that runs an event loop.
         """
         _check_no_loop("ready")
-        asked = waiting = [handle._comm_ready.remote() for handle in self._handles]
+        asked = waiting = self._ask("_comm_ready")
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while waiting:  # one by one, so that a failure need not wait for the others
@@ -149,15 +149,15 @@ class Workers(Sequence[Any]):
         """
         if self._end_begun():
             return
+        closing = [asyncio.ensure_future(ref) for ref in self._ask("_comm_close")]
         try:
-            closing = [asyncio.ensure_future(ref) for ref in self._ask_to_close()]
-            done, late = await asyncio.wait(closing, timeout=CLOSE_TIMEOUT)
-            for future in done:
-                self._note(future.exception())
-            for future in late:
-                future.cancel()
+            done, _ = await asyncio.wait(closing, timeout=CLOSE_TIMEOUT)
         finally:
+            for future in closing:
+                future.cancel()  # those that are late
             self.kill()
+        for future in done:
+            self._note(future.exception())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await asyncio.gather(*self._deaths(), return_exceptions=True)
@@ -172,7 +172,7 @@ class Workers(Sequence[Any]):
         if self._end_begun():
             return
         try:
-            closing = self._ask_to_close()
+            closing = self._ask("_comm_close")
             done, _ = ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT)
             for ref in done:
                 try:
@@ -252,12 +252,12 @@ class Workers(Sequence[Any]):
     def _end_begun(self) -> bool:
         return self._ended or not ray.is_initialized() or not self._handles
 
-    def _ask_to_close(self) -> list[Any]:
-        return [handle._comm_close.remote() for handle in self._handles]
+    def _ask(self, method: str) -> list[Any]:
+        return [getattr(handle, method).remote() for handle in self._handles]
 
     def _deaths(self) -> list[Any]:
-        """What fails once the actors are gone."""
-        return [handle._comm_close.remote() for handle in self._handles]
+        """Calls that fail once the actors are gone."""
+        return self._ask("_comm_close")
 
     def _note(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, RayActorError):  # it is gone, as it should

@@ -36,6 +36,7 @@ NAMES = (
     "groups",
     "gloo",
     "ray",
+    "channel",
 )
 
 

@@ -44,7 +44,9 @@ def _make_loop(name: str) -> Any:
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Any]:
-    return {name: partial(_make_loop, name) for name in loops.FACTORIES}
+    # A module whose tests are dear says with which loops they are worth it.
+    names = getattr(item.getparent(pytest.Module).obj, "LOOPS", loops.FACTORIES)
+    return {name: partial(_make_loop, name) for name in names}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import aiocomm
-from benchmarks import groups, latency, ray, tensors, throughput, weights
+from benchmarks import channel, groups, latency, ray, tensors, throughput, weights
 from benchmarks.__main__ import read
 from benchmarks.contest import Cell, Plan, Scores, measure
 from benchmarks.harness import Settings
@@ -244,6 +244,24 @@ def test_without_ray_its_benchmark_says_what_to_install(monkeypatch: pytest.Monk
     outcome = ray.run(QUICK)
     assert "not installed: pip install ray" in shown(outcome)
     assert [bar.met for bar in outcome.bars] == [None, None]
+
+
+def test_channels_are_held_to_the_queue_of_ray_and_to_every_item() -> None:
+    outcome = Outcome("name", ("",))
+    seconds = {
+        (channel.QUEUE, channel.SMALL): [6.0, 7.0],
+        (channel.OPEN, channel.SMALL): [1.0, 1.0],
+    }
+    channel.judge(outcome, seconds, (1.0, list(range(channel.ITEMS))))
+    channel.judge(outcome, seconds, (1.0, [0, *range(channel.ITEMS)]))
+    assert [bar.met for bar in outcome.bars] == [True, True, True, False]
+
+
+def test_without_ray_the_benchmark_of_channels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel.importlib.util, "find_spec", lambda name: None)
+    outcome = channel.run(QUICK)
+    assert "not installed: pip install ray" in shown(outcome)
+    assert [bar.met for bar in outcome.bars] == [None]
 
 
 def test_memory_of_this_process_is_seen() -> None:

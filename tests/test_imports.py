@@ -45,7 +45,7 @@ LAYERS = [
 # The one leaf of the transports that handles know, and what it may know itself.
 BRIDGE = "transport.completion"
 RAY = {"worker_launch", "channel.actor", "handles.channel"}
-RAY |= {f"rendezvous.ray{part}" for part in ("", "_actor", "_client", "_nccl")}
+RAY |= {f"rendezvous.ray{part}" for part in ("", "_actor", "_client", "_nccl", "_nccl_store")}
 DEMO = {"rich", "typer", "safetensors"}
 DEMO_MODULES = ["cli", "__main__", "demo*"]
 FOREIGN = {"torch", "anyio", "uvloop"}
@@ -152,6 +152,8 @@ def test_only_the_named_files_know_foreign_packages(name: str) -> None:
     allowed = set(FOREIGN)
     if name in RAY:
         allowed.add("ray")
+    if name == "rendezvous.ray_nccl_backend":
+        allowed.add("cupy")
     if any(fnmatch(name, pattern) for pattern in DEMO_MODULES):
         allowed |= DEMO
     assert foreign <= allowed

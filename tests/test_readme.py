@@ -7,6 +7,7 @@ is no longer there is caught here.
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 import aiocomm
-import aiocomm.worker  # not imported with the package: they need ray
+import aiocomm.channel
+import aiocomm.worker  # these two are not imported with the package: they need ray
 from aiocomm import errors
 
 from .sources import ROOT, modules
@@ -33,10 +35,7 @@ def spans(page: Path) -> Iterator[str]:
 
 
 def resolve(dotted: str) -> Any:
-    found: Any = aiocomm
-    for part in dotted.split("."):
-        found = getattr(found, part)
-    return found
+    return pkgutil.resolve_name(f"aiocomm.{dotted}")  # it imports modules on the way
 
 
 def sources() -> str:

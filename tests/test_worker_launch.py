@@ -87,6 +87,20 @@ async def test_on_a_loop_they_are_awaited() -> None:
 
 
 @on_ray
+@each_loop
+async def test_a_closing_that_is_cancelled_kills_them() -> None:
+    workers = await launch(Actor, 1, group="hurried", options=OPTIONS).ready()
+    closing = asyncio.create_task(workers.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(ActorDiedError):
+        await workers[0].whoami.remote()
+    await workers.aclose()
+
+
+@on_ray
 @pytest.mark.parametrize("way", ["with", "async with"])
 def test_leaving_by_an_exception_kills_them(way: str) -> None:
     workers = launch(Actor, 1, group="left", options=OPTIONS)

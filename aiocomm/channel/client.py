@@ -173,20 +173,27 @@ class ChannelClient:
                 work._fail(again(error), quiet=isinstance(error, ClosedError))
         self._note_idle()
 
+    def end_gets(self) -> None:
+        """What waits for items here is over, quietly: this side leaves; on the loop."""
+        gets, self._gets = self._gets, {}
+        for get in gets.values():
+            self._send(Cancel(get._number))
+            get._fail(_left(self.name), quiet=True)
+
     async def leave(self) -> None:
         """Wait until what was put is in the channel, and let go of it. Idempotent.
 
         Cancellation: the rest is dropped.
         """
+        self.end_gets()
         try:
             while self._puts and self._error is None:
                 self._idle = asyncio.Event()
                 await self._idle.wait()
         finally:
             self._send_taken()
-            left = ClosedError(f"the handle of channel {self.name!r} was closed on this side")
-            self.fail(left)
-            self._runtime.refuse(left)
+            self.fail(_left(self.name))
+            self._runtime.refuse(_left(self.name))
             self._runtime.close()
         if self._wire is not None:
             await self._wire.group.aclose()
@@ -293,15 +300,19 @@ class ChannelClient:
         return self._error is not None
 
     def _send(self, message: FromClient) -> None:
-        if self._taken and not isinstance(message, Taken):
-            self._send_taken()  # the answer may depend on it
-        if self._wire is not None:
+        """Send it, behind the word of what was taken: the answer may depend on that."""
+        if self._wire is None:
+            return
+        if self._taken:
+            taken, self._taken = self._taken, []
+            self._wire.send(Taken(taken), message)
+        else:
             self._wire.send(message)
 
     def _send_taken(self) -> None:
-        if self._taken:
+        if self._taken and self._wire is not None:
             taken, self._taken = self._taken, []
-            self._send(Taken(taken))
+            self._wire.send(Taken(taken))
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Items):
@@ -366,3 +377,7 @@ class ChannelClient:
             failed = ChannelError(f"channel {self.name!r} broke: {error}")
             failed.__cause__ = error
             self.fail(failed)
+
+
+def _left(name: str) -> ClosedError:
+    return ClosedError(f"the handle of channel {name!r} was closed on this side")

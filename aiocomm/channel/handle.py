@@ -339,6 +339,7 @@ class Channel:
             if not client.pending:
                 joining.cancel()
             await asyncio.wait([joining])
+        client.end_gets()
         if self._creator:
             closed = client.close(drop=False)
             await asyncio.wait([closed])

@@ -198,7 +198,7 @@ def pack_item(item: object) -> Packed:
         PayloadError: it cannot be sent, or lies on a device.
     """
     packed = pack(item)
-    if packed.device >= 0:
+    if packed.device is not None:
         raise PayloadError(
             "the item has tensors on a device, and a channel holds them in the memory of the host: "
             "put item.cpu(), or send it through a group"

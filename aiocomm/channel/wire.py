@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..entries import IllegalTransition
-from ..errors import AiocommError
+from ..errors import AiocommError, ProtocolError
 from .messages import read, write
 
 if TYPE_CHECKING:
@@ -50,16 +50,16 @@ class Wire:
                 if not work.done():
                     work.add_done_callback(self._received)
                     return
-                self._take(read(work.result()))
+                self._take_all(work)
         except (AiocommError, IllegalTransition) as error:
             self._end(error)
 
-    def send(self, message: Message) -> None:
-        """Send it, as soon as the group can; without effect once the wire has ended."""
+    def send(self, *messages: Message) -> None:
+        """Send them together, as soon as the group can; without effect once the wire has ended."""
         if self._ended:
             return
         try:
-            work = self.group.send(write(message))
+            work = self.group.send([write(message) for message in messages])
         except AiocommError as error:
             self._end(error)
             return
@@ -77,11 +77,19 @@ class Wire:
             _retrieve(work)
             return
         try:
-            self._take(read(work.result()))
+            self._take_all(work)
         except (AiocommError, IllegalTransition) as error:
             self._end(error)
         else:
             self.listen()
+
+    def _take_all(self, work: AsyncWork[Any]) -> None:
+        came = work.result()
+        if type(came) is not list:
+            raise ProtocolError(f"the other end of a channel sent a {type(came).__name__}")
+        for each in came:
+            if not self._ended:
+                self._take(read(each))
 
     def _end(self, error: Exception) -> None:
         if not self._ended:

@@ -1,14 +1,14 @@
-"""The inside of the actor that carries a Ray board: values, who waits for them, who is there.
+"""The inside of the actors: of one that carries a Ray board, and of one that holds an NCCL id.
 
-It runs in a worker process of Ray on one event loop, so nothing needs a lock; it may not know what
-keys mean. It is pickled by value, so the actor's process does not import aiocomm and torch with it:
-this file must stay with the standard library, and what travels is made of built-in types.
+They run in worker processes of Ray on one event loop, so nothing needs a lock; they may not know
+what keys mean. They are pickled by value, so their process does not import aiocomm and torch with
+it: this file must stay with the standard library, and what travels is made of built-in types.
 
-Nobody polls. A client says by ``want`` which keys it wants; one long call of its own, ``listen``,
-is answered when there is news for it. So however many keys a process waits for, it occupies one
-call (F33: Ray runs 1000 at a time unless told otherwise, and the next ``set`` would queue behind
-them). A listen is answered with nothing after ``LISTEN`` seconds, and a client that does not listen
-again within ``SLICE`` is dropped: Ray does not say when a caller dies.
+Nobody polls a board. A client says by ``want`` which keys it wants; one long call of its own,
+``listen``, is answered when there is news for it. So however many keys a process waits for, it
+occupies one call (F33: Ray runs 1000 at a time unless told otherwise, and the next ``set`` would
+queue behind them). A listen is answered with nothing after ``LISTEN`` seconds, and a client that
+does not listen again within ``SLICE`` is dropped: Ray does not say when a caller dies.
 
 Calls of one client may overtake one another. Whatever follows from their order carries a number of
 the client's, and the higher one counts.
@@ -213,3 +213,50 @@ class BoardActor:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+class Offer(TypedDict):
+    """What a store of an NCCL id says to a rank.
+
+    ``world_size`` is None if the store was not made by ``create_nccl_communicator_in_ray``;
+    ``spent`` if this rank has had its communicator: then the id is that of an earlier run.
+    """
+
+    nccl_id: object
+    world_size: int | None
+    spent: bool
+
+
+class IDStoreActor:
+    """Holds the id of one NCCL communicator while its ranks come.
+
+    Args:
+        nccl_id: as the backend made it.
+        world_size: how many ranks there are, where somebody counts them.
+    """
+
+    def __init__(self, nccl_id: object, world_size: int | None = None) -> None:
+        self._nccl_id = nccl_id
+        self._world_size = world_size
+        self._made: set[int] = set()
+        self._complete = asyncio.Event()
+
+    async def get(self) -> object:
+        """The id."""
+        return self._nccl_id
+
+    async def offer_nccl_id(self, rank: int) -> Offer:
+        """The id, and whether this rank should take it."""
+        spent = rank in self._made
+        return {"nccl_id": self._nccl_id, "world_size": self._world_size, "spent": spent}
+
+    async def made(self, rank: int) -> bool:
+        """The rank has its communicator; True if all have, and the caller is to end this actor."""
+        self._made.add(rank)
+        if len(self._made) == self._world_size:
+            self._complete.set()
+        return self._complete.is_set()
+
+    async def wait_complete(self) -> None:
+        """Wait until all ranks have theirs."""
+        await self._complete.wait()

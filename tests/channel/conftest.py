@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 import ray
 
 from .peers import Peer
+
+BOTH_LOOPS = {"test_items_go_from_anywhere_to_anywhere", "test_it_is_found_joined_and_ended"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_asyncio_loop_factories(item: pytest.Function) -> Generator[None, Any, Any]:
+    """On Ray a test costs seconds; what differs by loop shows in those without it."""
+    factories = yield
+    if item.get_closest_marker("ray") and item.originalname not in BOTH_LOOPS:
+        return {"uvloop": factories["uvloop"]}
+    return factories
 
 
 @pytest.fixture(scope="session")

@@ -232,6 +232,17 @@ async def test_what_was_taken_is_not_given_again_by_leaving_at_once() -> None:
             await producer.get("k", nowait=True)
 
 
+@pytest.mark.asyncio
+async def test_gets_that_are_left_behind_are_no_news() -> None:
+    async with channel() as ends:
+        gets = [ends.client.get("k") for _ in range(3)]
+        ends.client.end_gets()
+        await ends.client.close(drop=False)
+        assert all(get.done() for get in gets)
+        del gets  # nobody retrieves their failures
+        gc.collect()
+
+
 # --- before the group is there ---
 
 

@@ -85,6 +85,7 @@ async def test_a_dead_producer_leaves_no_half_item() -> None:
     "message",
     [
         ("no", "message"),
+        "no list",
         7,
         (99, 1),
         (0, 1),
@@ -103,8 +104,8 @@ async def test_a_client_that_breaks_the_protocol_is_sent_away(message: Any) -> N
         bad, good = ends.clients
         await bad.look(None)
         assert bad._wire is not None
-        for each in message if isinstance(message, list) else [message]:
-            bad._wire.group.send(each).add_done_callback(lambda work: work.exception())
+        whole = message if isinstance(message, list | str) else [message]
+        bad._wire.group.send(whole).add_done_callback(lambda work: work.exception())
         await until(lambda: bad._error)
         await good.put("a", 0, "k")
         assert await good.get("k") == "a"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiocomm.rendezvous import TCPBoard, connect
+
+from ..sources import ROOT
 
 WAIT = 30.0  # seconds; guards against hanging, nothing waits that long
 SOON = 2.0  # seconds by which a death must be known
@@ -41,6 +46,20 @@ def descriptor(board: TCPBoard) -> connect.Descriptor:
     assert native is not None
     native.borrow().close()
     return native
+
+
+def rounds(full: int) -> int:
+    """How often to repeat what starts a process of Ray each time: a third of a second of CPU."""
+    return full if os.environ.get("CI") else full // 5
+
+
+def run_python(program: str) -> str:
+    """What a program writes to stdout; it must end well and write nothing to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 def wipe() -> None:

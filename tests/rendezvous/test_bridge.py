@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from aiocomm.rendezvous.bridge import bridge
+from aiocomm.rendezvous.bridge import bridge, in_thread, in_thread_or_undo
 
 
 @pytest.mark.asyncio
@@ -59,3 +60,26 @@ def test_an_answer_to_a_closed_loop_is_silent(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.DEBUG):
         source.set_result(1)
     assert caplog.records == []
+
+
+@pytest.mark.asyncio
+async def test_a_call_in_a_thread_brings_its_result_or_its_error() -> None:
+    def fail() -> None:
+        raise KeyError("k")
+
+    assert await in_thread(threading.get_ident) != threading.get_ident()
+    with pytest.raises(KeyError):
+        await in_thread(fail)
+
+
+@pytest.mark.asyncio
+async def test_what_comes_after_a_cancellation_is_undone() -> None:
+    go, undone = threading.Event(), Future[bool]()
+    task = asyncio.create_task(in_thread_or_undo(go.wait, undone.set_result))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go.set()
+    assert await bridge(undone) is True
+    assert await in_thread_or_undo(go.is_set, undone.set_result) is True

@@ -1,41 +1,10 @@
-"""The Ray board as its users call it: arguments, opening, pickling, and life without ray."""
+"""The public names for Ray, and what happens without ray."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import pickle
-import subprocess
-import sys
-from typing import Any
+from aiocomm.rendezvous import ray as public
 
-import pytest
-import ray
-
-import aiocomm
-from aiocomm.errors import RendezvousTimeout, UsageError, WouldBlockError
-from aiocomm.rendezvous.ray import RayBoard
-
-from ..sources import ROOT
-from .boards import WAIT, board_threads
-
-on_ray = pytest.mark.ray("kept_board")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"name": ""}, "name"),
-        ({"name": 3}, "name"),
-        ({"namespace": ""}, "namespace"),
-        ({"timeout": 0}, "time-out"),
-        ({"timeout": float("inf")}, "time-out"),
-    ],
-)
-def test_an_unusable_argument_is_refused_at_once(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        RayBoard(**arguments)
-
+from .boards import run_python
 
 WITHOUT_RAY = """
 import sys
@@ -50,97 +19,8 @@ except ImportError as error:
 
 
 def test_without_ray_the_import_says_what_to_install() -> None:
-    done = _python(WITHOUT_RAY)
-    assert "pip install 'aiocomm[ray]'" in done.stdout
+    assert "pip install 'aiocomm[ray]'" in run_python(WITHOUT_RAY)
 
 
-WITHOUT_INIT = """
-import asyncio, aiocomm
-from aiocomm.rendezvous.ray import RayBoard
-import ray
-board = RayBoard()
-try:
-    asyncio.run(board.aopen())
-except aiocomm.errors.UsageError as error:
-    print(error)
-assert not ray.is_initialized()
-"""
-
-
-def test_without_init_it_says_so_and_starts_no_ray() -> None:
-    assert "ray.init()" in _python(WITHOUT_INIT).stdout
-
-
-def _python(program: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        cwd=ROOT,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done
-
-
-@on_ray
-@pytest.mark.asyncio
-async def test_nothing_happens_at_construction() -> None:
-    threads = board_threads()
-    RayBoard("never opened")
-    assert board_threads() == threads
-    with pytest.raises(ValueError):
-        ray.get_actor("never opened")
-
-
-@on_ray
-@pytest.mark.asyncio
-async def test_a_board_travels_as_its_name() -> None:
-    board = RayBoard("b", namespace="n", timeout=5)
-    again = pickle.loads(pickle.dumps(board))
-    assert (again.name, again.namespace, repr(again)) == ("b", "n", "<RayBoard n/b closed>")
-    async with RayBoard(timeout=WAIT) as opened:
-        # A reader in a job with another namespace shall find the same board.
-        assert pickle.loads(pickle.dumps(opened)).namespace == opened.namespace == "tests"
-
-
-@on_ray
-def test_plain_code_may_open_it(kept_board: RayBoard) -> None:
-    with RayBoard(timeout=WAIT) as board:
-        asyncio.run(board.set("plain", b"v"))
-        assert asyncio.run(kept_board.get("plain", WAIT)) == b"v"
-        asyncio.run(board.delete("plain"))
-
-
-@on_ray
-@pytest.mark.asyncio
-async def test_plain_calls_are_refused_on_a_loop() -> None:
-    with pytest.raises(WouldBlockError, match="aopen"):
-        RayBoard().open()
-
-
-@pytest.mark.ray
-@pytest.mark.asyncio
-async def test_equal_names_in_two_namespaces_are_two_boards() -> None:
-    async with (
-        RayBoard("twice", namespace="one", timeout=WAIT) as one,
-        RayBoard("twice", namespace="two", timeout=WAIT) as two,
-    ):
-        await one.set("k", b"1")
-        await two.set("k", b"2")
-        assert (await one.get("k", WAIT), await two.get("k", WAIT)) == (b"1", b"2")
-        with pytest.raises(RendezvousTimeout, match="two"):
-            await two.get("missing", 0)
-
-
-@on_ray
-@pytest.mark.asyncio
-async def test_workers_meet_on_it() -> None:
-    async with (
-        aiocomm.open("a:0", store=RayBoard(timeout=WAIT)) as one,
-        aiocomm.open("a:1", store=RayBoard(timeout=WAIT)) as other,
-    ):
-        groups = [each.create_collective_group(["a:0", "a:1"]) for each in (one, other)]
-        sending = groups[0].send({"x": 1})
-        assert await groups[1].recv() == {"x": 1}
-        await sending
+def test_what_is_exported_is_there() -> None:
+    assert [name for name in public.__all__ if not hasattr(public, name)] == []

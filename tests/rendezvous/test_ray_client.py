@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -15,9 +16,10 @@ import ray
 from aiocomm.rendezvous import ray_client
 from aiocomm.rendezvous.ray import RayBoard
 
-from .boards import WAIT
+from .boards import WAIT, rounds
 
 pytestmark = pytest.mark.ray
+LOOPS = ["uvloop"]  # each test starts processes; what is awaited is the same on both
 
 
 @ray.remote(num_cpus=0)
@@ -111,22 +113,22 @@ async def closed(*boards: RayBoard) -> None:
     await asyncio.gather(*(board.aclose() for board in boards))
 
 
-async def _race(rounds: int) -> None:
+async def _race(count: int) -> None:
     boards = [RayBoard("raced", timeout=WAIT) for _ in range(4)]
     await asyncio.gather(*(board.aopen() for board in boards))
     seen = set()
-    for number in range(rounds):
+    for number in range(count):
         seen.add(ray.get_actor("raced"))
         kill("raced")  # and now four look it up or make it
         await asyncio.gather(*(board.set(f"{number} {i}", b"") for i, board in enumerate(boards)))
         for i in range(4):  # one actor: what one writes the others see
             assert await boards[i].get(f"{number} {(i + 1) % 4}", WAIT) == b""
-    assert len(seen) == rounds
+    assert len(seen) == count
     await closed(*boards)
 
 
 def test_many_make_one_at_once_after_each_kill() -> None:  # F31
-    asyncio.run(_race(50), debug=True)
+    asyncio.run(_race(rounds(50)), debug=True)
 
 
 @pytest.mark.asyncio
@@ -162,3 +164,34 @@ def test_the_actor_has_not_imported_torch() -> None:
     with RayBoard("slim", timeout=WAIT):
         actor: Any = ray.get_actor("slim")
         assert ray.get(actor.__ray_call__.remote(lambda self: "torch" in sys.modules)) is False
+
+
+def shorten(self: Any) -> None:
+    """Inside the actor: look for the dead more often."""
+
+    def begin_again() -> None:
+        self._reaper.cancel()
+        self._reaper = asyncio.get_running_loop().create_task(self._reap())
+
+    # Ray wraps methods.
+    inspect.unwrap(type(self)._reap).__globals__.update(LISTEN=0.1, SLICE=0.1)
+    self._reaper.get_loop().call_soon_threadsafe(begin_again)
+
+
+async def _all_die() -> None:
+    async with RayBoard("reaped", timeout=WAIT):
+        board: Any = ray.get_actor("reaped")
+        await board.__ray_call__.remote(shorten)
+        other: Any = Owner.remote()
+        pid = await other.open.remote("reaped", "theirs")
+    assert ray.get_actor("reaped") == board  # the other uses it
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        while True:  # a call is the only way to see the death of an actor
+            await board.look.remote("theirs")
+    with pytest.raises(ValueError):
+        ray.get_actor("reaped")
+
+
+def test_it_ends_when_its_last_clients_died_without_a_word() -> None:
+    asyncio.run(_all_die(), debug=True)

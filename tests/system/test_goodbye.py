@@ -19,7 +19,7 @@ import torch
 import aiocomm
 from aiocomm.errors import AiocommError, PeerClosedError
 from aiocomm.options import LEAST_SHM
-from aiocomm.scheduler import SendLane
+from aiocomm.scheduler.moves import Moves
 from aiocomm.session import Session
 
 from ..processes import Stage, Workers
@@ -32,10 +32,19 @@ BULK = 128 * 1024  # float32s: large enough for a bulk route, and the kernel's b
 def news_after_the_goodbye() -> Iterator[None]:
     held: list[Callable[[], None]] = []
     lost: list[Any] = []
-    transferred, link_lost = SendLane._transferred, Session.link_lost
+    add, link_lost = Moves.add, Session.link_lost
 
-    def hold(self: SendLane, *arguments: Any) -> None:
-        held.append(partial(transferred, self, *arguments))
+    def hold(self: Moves, entry: Any, route: str, moved: asyncio.Future[None]) -> None:
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        add(self, entry, route, news)
+
+        def tell(moved: asyncio.Future[None]) -> None:
+            if (error := moved.exception()) is None:
+                news.set_result(None)
+            else:
+                news.set_exception(error)
+
+        held.append(partial(moved.add_done_callback, tell))
         if lost:  # it came after the goodbye by itself
             held.pop()()
 
@@ -45,7 +54,7 @@ def news_after_the_goodbye() -> Iterator[None]:
         for release in held:
             release()
 
-    with patch.object(SendLane, "_transferred", hold), patch.object(Session, "link_lost", lose):
+    with patch.object(Moves, "add", hold), patch.object(Session, "link_lost", lose):
         yield
 
 

@@ -25,6 +25,7 @@ async def test_routes_have_what_the_contract_names(name: str, sending: bool) -> 
             loop=asyncio.get_running_loop(),
             sending=sending,
             publish=lambda key, value: None,
+            off_loop=lambda call, *args: asyncio.get_running_loop().create_future(),
             index=1,
             options=Options(),
         )

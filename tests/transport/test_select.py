@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from aiocomm import options
 from aiocomm.errors import ProtocolError, RouteError
 from aiocomm.options import Options
+from aiocomm.transport.cuda_ipc.receive import CudaIpcReceiver
+from aiocomm.transport.cuda_ipc.send import CudaIpcSender
 from aiocomm.transport.gloo import GlooRoute
+from aiocomm.transport.nccl import NcclRoute
 from aiocomm.transport.select import (
     DEVICE_ROUTES,
     ROUTES,
@@ -94,6 +98,7 @@ def made_for_a_device(name: str, index: int | None = None, **settings: Any) -> A
         loop=asyncio.get_running_loop(),
         sending=index is not None,
         publish=lambda key, value: None,
+        off_loop=lambda call, *args: asyncio.get_running_loop().create_future(),
         index=index,
         options=Options(**settings),
     )
@@ -114,6 +119,20 @@ async def test_a_route_is_on_the_senders_device_and_on_the_one_that_receives() -
         assert made_for_a_device("nccl", device=1).index == 1
         with sim.using(sim.stream(2)):
             assert made_for_a_device("nccl").index == 2
+
+
+@pytest.mark.asyncio
+async def test_every_name_makes_its_route_for_a_device() -> None:
+    with simulated():
+        assert [type(made_for_a_device(name, 0)) for name in DEVICE_ROUTES] == [
+            NcclRoute,
+            CudaIpcSender,
+        ]
+        assert [type(made_for_a_device(name)) for name in DEVICE_ROUTES] == [
+            NcclRoute,
+            CudaIpcReceiver,
+        ]
+    assert set(DEVICE_ROUTES) == set(options.DEVICE_ROUTES) - {"staged"}
 
 
 @pytest.mark.asyncio
