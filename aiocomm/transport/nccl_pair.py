@@ -137,8 +137,8 @@ class NcclPair:
         if self._options.nccl_max_ctas is not None:
             config.max_ctas = self._options.nccl_max_ctas
         # Nothing ends the joining of the two when one does not come: first both are about to.
-        self.store.set(f"here/{self._rank}", b"")
-        self.store.get(f"here/{1 - self._rank}")
+        self.store.set(f"{self._name}/here/{self._rank}", b"")
+        self.store.get(f"{self._name}/here/{1 - self._rank}")
         with self._accelerator.using(self._stream):
             with _without_watchdog():
                 group = native(PrefixStore(self._name, self.store), self._rank, 2, options)
