@@ -150,6 +150,7 @@ class Simulated(Sharing, Accelerator):
         self._empties: dict[int, torch.Tensor] = {}
         self.share()
         self._thread = threading.local()
+        self._queued = threading.Condition()  # threads that make a pair use the device too
         self.default = [self._new_stream(index) for index in range(devices)]
 
     # --- as an accelerator ---
@@ -208,10 +209,13 @@ class Simulated(Sharing, Accelerator):
 
     def finish(self, event: Event) -> None:
         assert isinstance(event, SimEvent)
-        while not event.done:
-            if event.stream.failed:
-                event.query()
-            assert self.turn(), "the host waits for an event that can never be done"
+        patient = threading.current_thread() is not threading.main_thread()
+        with self._queued:
+            while not event.done:
+                if event.stream.failed:
+                    event.query()
+                moved = self.turn() or (patient and self._queued.wait(20))
+                assert moved, "the host waits for an event that can never be done"
 
     def allocate(self, nbytes: int, stream: Stream) -> torch.Tensor:
         return self.memories[stream.index].give(nbytes)
@@ -284,7 +288,14 @@ class Simulated(Sharing, Accelerator):
     def queue(self, stream: Stream, operation: Callable[[], bool]) -> None:
         """Add an operation to a stream."""
         assert isinstance(stream, SimStream)
-        stream.operations.append(operation)
+        with self._queued:
+            stream.operations.append(operation)
+            self._queued.notify_all()
+
+    def nudge(self) -> None:
+        """Something that an operation waits for has come otherwise."""
+        with self._queued:
+            self._queued.notify_all()
 
     def content(self, tensor: torch.Tensor) -> int:
         """Where the bytes of the tensor really are."""
@@ -300,14 +311,17 @@ class Simulated(Sharing, Accelerator):
     def turn(self) -> bool:
         """One operation of each stream; whether there was any."""
         moved = False
-        for stream in self.streams:
-            moved |= stream.step()
+        with self._queued:
+            for stream in self.streams:
+                moved |= stream.step()
+            if moved:
+                self._queued.notify_all()
         return moved
 
     def run(self, stream: SimStream | None = None) -> None:
         """Carry out what can be, in all streams or in one."""
         while stream.step() if stream else self.turn():
-            pass
+            self.nudge()
 
     def fail(self, stream: SimStream, text: str = "an illegal memory access") -> None:
         """From here on nothing in the stream is carried out, and its events raise."""

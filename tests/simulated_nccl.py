@@ -1,12 +1,14 @@
 """A ProcessGroupNCCL for the simulated device, whose two members are in this process.
 
 It finds its peer by the store that it is given, as the real one does, and broadcasts when both
-members' streams have come to the operation. Like the real one it has a stream of its own that waits
-for the current one, refuses two members on one device, and an abort ends what never met.
+members' streams have come to the operation. Like the real one it refuses two members on one device,
+blocks in its first operation until the peer is there too, and an abort ends what never met, but not
+the joining of the two. With ``old`` it has a stream of its own, as before torch 2.8.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import itertools
 import threading
@@ -22,6 +24,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.members: dict[int, Any] = {}
+        self.warm: set[int] = set()  # who has come to the first operation
         self.changed = threading.Condition()
         self.aborted = False
 
@@ -55,9 +58,10 @@ def nccl_of(device: Simulated) -> Any:
         wires: ClassVar[dict[bytes, Wire]] = {}
         numbers = itertools.count()
         made: ClassVar[list[Any]] = []
-        hang: bool = False  # connecting never ends, but by an abort
+        hang: threading.Event | None = None  # the two are not joined before that
         refuse: str | None = None  # connecting fails with this
         broken: str | None = None  # a broadcast fails with this
+        old: bool = False
 
         def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
             assert size == 2
@@ -65,15 +69,19 @@ def nccl_of(device: Simulated) -> Any:
             self.stream: SimStream | None = None
             self.wire: Wire | None = None
             self.sent: list[int] = []  # sizes of the broadcasts
+            self.joining = False
             self.aborts = 0
             self.given_up = threading.Event()
             self._queue: list[tuple[int, int]] = []  # where the head of this member's stream is
             self.made.append(self)
 
         def eager_connect_single_device(self, home: torch.device) -> None:
+            assert device.current() == home.index
+            self.joining = True
+            if self.hang is not None:
+                self.hang.wait(20)
             if self.refuse:
                 raise RuntimeError(self.refuse + "\nand a stack of C++")
-            assert device.current() == home.index
             if self.rank == 0:
                 name = str(next(self.numbers)).encode()
                 self.wires[name] = Wire()
@@ -81,21 +89,26 @@ def nccl_of(device: Simulated) -> Any:
             else:
                 name = self.store.get("id")
             wire = self.wire = self.wires[name]
-            if self.hang:
-                self.given_up.wait(20)
             self.stream = device.stream(home.index)
             with wire.changed:
                 wire.members[self.rank] = self
                 wire.changed.notify_all()
-                wire.changed.wait_for(
-                    lambda: len(wire.members) == 2 or self.given_up.is_set(), timeout=20
+                assert wire.changed.wait_for(lambda: len(wire.members) == 2, timeout=20), (
+                    "an abort does not end this"
                 )
-            if self.given_up.is_set():
-                raise RuntimeError("NCCL communicator was aborted")
             if len({member.stream.index for member in wire.members.values()}) == 1:
                 raise RuntimeError("ncclInvalidUsage: Duplicate GPU detected")
 
-        def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
+        def _set_up(self, wire: Wire) -> None:
+            assert asyncio._get_running_loop() is None, "the first operation would block the loop"
+            with wire.changed:
+                wire.warm.add(self.rank)
+                wire.changed.notify_all()
+                wire.changed.wait_for(lambda: len(wire.warm) == 2 or wire.aborted, timeout=20)
+            if len(wire.warm) != 2:
+                raise RuntimeError("NCCL communicator was aborted")
+
+        def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work | None:
             if self.broken:
                 raise RuntimeError(self.broken)
             (tensor,) = tensors
@@ -105,9 +118,16 @@ def nccl_of(device: Simulated) -> Any:
             assert stream is not None
             assert device.device_of(tensor).index == stream.index
             place = device.content(tensor), tensor.nbytes
-            self.sent.append(tensor.nbytes)
-            device.wait(stream, device.record(device.current_stream(stream.index)))
+            if len(wire.warm) == 2:
+                self.sent.append(tensor.nbytes)
+            else:
+                self._set_up(wire)
             operation = Operation(self, wire, place)
+            current = device.current_stream(stream.index)
+            if not self.old and not options.asyncOp:
+                device.queue(current, operation.step)
+                return None
+            device.wait(stream, device.record(current))
             device.queue(stream, operation.step)
             return Work(device, device.record(stream))
 
@@ -118,6 +138,7 @@ def nccl_of(device: Simulated) -> Any:
                 self.wire.aborted = True
                 with self.wire.changed:
                     self.wire.changed.notify_all()
+            device.nudge()
 
     ProcessGroup.Options = Options  # type: ignore[attr-defined]
     return ProcessGroup

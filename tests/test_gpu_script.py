@@ -201,7 +201,7 @@ class Alone:
     aborted = False
 
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
-        assert (rank, size, options.config.blocking) == (0, 1, 0)
+        assert (rank, size, options.config.blocking) == (0, 1, 1)
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         assert device.index == 0

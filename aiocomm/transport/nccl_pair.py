@@ -1,18 +1,24 @@
 """The blocking half of an NCCL route: a ProcessGroupNCCL of two, made and aborted off the loop.
 
 Knows nothing of event loops; ``NcclRoute`` is the other half. The group is connected when it is
-made, not by its first operation: that one would block the loop, and two groups whose first
-operations meet in opposite orders would wait for each other. It is always ended by an abort: all
-that was announced as done has been received by then, and a ``shutdown`` waits for a peer that may
-be dead. The communicator is a non-blocking one, so that an abort ends its construction too.
+made, and has carried one operation before anybody gets it: NCCL sets up the ways between the two
+in the first one, which blocks its caller until the peer's has come. On the loop that would hold all
+groups up, and for ever where two groups' first operations meet in opposite orders. It is always
+ended by an abort: all that was announced as done has been received by then, and a ``shutdown``
+waits for a peer that may be dead.
+
+Rejected: a non-blocking communicator, so that an abort ends its construction too. Torch has no call
+to wait until one is there, its first operation fails or blocks in some versions, and NCCL 2.26
+hangs. An abort ends all but the joining of the two, which ends when the peer's process does; so
+that begins when both threads are there.
 
 The group is injected, since a torch without CUDA has none: anything with the constructor, options
 and methods of ``torch.distributed.ProcessGroupNCCL`` that are used here.
 
-torch's own watchdog ends the whole process when an operation fails or takes too long. Here a peer
-may die at any time and the route deals with it, so this group is made without that. It can only be
-said by the environment, which is changed for the moment of the constructor. Rejected: asking users
-to set the variable (their own groups would lose their watchdog).
+torch's own watchdog ends the whole process when an operation or the device fails or takes too
+long. Here a peer may die at any time and the route deals with it, so this group is made without
+that. It can only be said by the environment, which is changed for the moment of the constructor.
+Rejected: asking users to set the variables (their own groups would lose their watchdog).
 """
 
 from __future__ import annotations
@@ -38,8 +44,22 @@ if TYPE_CHECKING:
 
 FOR_EVER = datetime.timedelta(days=7)
 """The time-out of the group's own: longer than any of the route, which knows what it waits for."""
-ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
-"""What the constructor reads: no watchdog that ends the process, no ``synchronize`` that blocks."""
+ENVIRONMENT = dict.fromkeys(
+    (
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+        "TORCH_NCCL_ENABLE_MONITORING",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "TORCH_NCCL_PROPAGATE_ERROR",
+        "TORCH_NCCL_DESYNC_DEBUG",
+        "TORCH_NCCL_BLOCKING_WAIT",
+    ),
+    "0",
+)
+"""What the constructor reads: no thread that ends the process or uses the store for news of its
+own, no ``synchronize`` that blocks."""
+PROBE = 64
+"""Bytes of the first operation."""
 
 _environment = threading.Lock()
 
@@ -81,6 +101,9 @@ class NcclPair:
         self._broadcast.rootRank = 0
         self._broadcast.rootTensor = 0
         self._broadcast.timeout = FOR_EVER
+        # In the current stream, where torch can (from 2.8): its own are few, and two routes that
+        # share one wait for each other.
+        self._broadcast.asyncOp = False
 
     def start(self, done: Callable[[BaseException | None], None]) -> None:
         """Construct and connect in a fresh thread (a pool would deadlock when pairs form a ring).
@@ -108,11 +131,14 @@ class NcclPair:
         options = native.Options(self._options.high_priority)
         options._timeout = FOR_EVER
         config = options.config
-        config.blocking = 0
+        config.blocking = 1
         if self._options.nccl_min_ctas is not None:
             config.min_ctas = self._options.nccl_min_ctas
         if self._options.nccl_max_ctas is not None:
             config.max_ctas = self._options.nccl_max_ctas
+        # Nothing ends the joining of the two when one does not come: first both are about to.
+        self.store.set(f"{self._name}/here/{self._rank}", b"")
+        self.store.get(f"{self._name}/here/{1 - self._rank}")
         with self._accelerator.using(self._stream):
             with _without_watchdog():
                 group = native(PrefixStore(self._name, self.store), self._rank, 2, options)
@@ -122,7 +148,26 @@ class NcclPair:
                 self._group = group  # from here on a cut aborts it
                 # A group whose operations never end would hold the end of the interpreter.
                 self._finalizer = weakref.finalize(self, _abort, group)
-            group.eager_connect_single_device(torch.device("cuda", self._stream.index))
+            try:
+                group.eager_connect_single_device(torch.device("cuda", self._stream.index))
+                self._try(group)
+            finally:
+                if self._is_cut():  # before there was anything to be aborted
+                    _abort(group)
+
+    def _try(self, group: Any) -> None:
+        """Carry out one operation, and wait for it; a cut ends that."""
+        device = self._accelerator
+        probe = device.zeros(PROBE, self._stream)
+        held = self._queue(group, probe)
+        device.finish(device.record(self._stream))
+        del held
+        if self._is_cut():
+            raise ClosedError("the NCCL pair was given up") from self._cut
+
+    def _is_cut(self) -> bool:
+        with self._lock:
+            return self._cut is not None
 
     def broadcast(self, chunk: torch.Tensor) -> Any:
         """Queue one transfer in the stream; does not block.
@@ -140,12 +185,18 @@ class NcclPair:
         if group is None:
             raise RuntimeError("the NCCL pair is closed")
         with self._accelerator.using(self._stream):
-            work = group.broadcast([chunk], self._broadcast)
-            work.synchronize()  # the stream waits for the group's own; the host does not
+            return self._queue(group, chunk)
+
+    def _queue(self, group: Any, chunk: torch.Tensor) -> Any:
+        work = group.broadcast([chunk], self._broadcast)
+        if work is not None:  # it is in a stream of the group's
+            work.synchronize()  # this one waits for that; the host does not
         return work
 
     def cut(self, reason: BaseException) -> None:
-        """Abort whatever the group does, its construction included. May block: not on the loop.
+        """Abort whatever the group does. May block: not on the loop.
+
+        A construction that is joining the two ends when it is over; nobody waits for that.
 
         Idempotent.
         """
@@ -174,8 +225,9 @@ class NcclPair:
 
 
 def _abort(group: Any) -> None:
+    end = getattr(group, "abort", None) or group._shutdown  # its name before torch 2.6
     with contextlib.suppress(RuntimeError):  # it had failed by itself
-        group.abort()
+        end()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ async def test_a_message_that_came_whole_outlives_its_sender(way: str) -> None:
 @pytest.mark.parametrize("ends", ["the peer", "this side"])
 async def test_while_nccl_connects_the_loop_goes_on_and_closing_ends_it(ends: str) -> None:
     async with device_pair("nccl") as world:
-        world.sim.process_group.hang = True
+        release = world.sim.process_group.hang = threading.Event()
         sending = world.a.send(world.here(world.ramp(LARGE)))
         receiving = world.b.recv()
         for n in range(20):
@@ -127,7 +128,8 @@ async def test_while_nccl_connects_the_loop_goes_on_and_closing_ends_it(ends: st
             await sending
         with pytest.raises(ClosedError if ends == "the peer" else ConnectionError):
             await receiving
-        await until(lambda: all(group.aborts for group in world.process_groups))
+        release.set()
+        await until(lambda: all(group.aborts == 2 for group in world.process_groups))
 
 
 # --- where no route joins the two ---

@@ -105,7 +105,7 @@ def test_options_reach_the_group_and_its_watchdog_never_acts(
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
     for group in native.made:
         config = group.options.config
-        assert (config.blocking, config.min_ctas, config.max_ctas) == (0, 2, 4)
+        assert (config.blocking, config.min_ctas, config.max_ctas) == (1, 2, 4)
         assert group.options.is_high_priority_stream
         assert group.options._timeout == FOR_EVER
     pairs.cut()
@@ -133,8 +133,8 @@ def test_a_peer_that_does_not_come_ends_the_construction_in_time() -> None:
 def test_what_nccl_says_is_told() -> None:
     pairs = Pairs()
     pairs.sim.process_group.refuse = "ncclSystemError"
-    pairs.start(0)
-    assert "ncclSystemError" in str(pairs.wait(0)[0])
+    pairs.start()
+    assert "ncclSystemError" in str(pairs.wait()[0])
     pairs.cut()
 
 
@@ -145,25 +145,129 @@ def test_a_cut_ends_a_construction_that_waits_for_the_peers_key() -> None:
     assert isinstance(pairs.wait(1)[1], ClosedError | RouteError)
 
 
-def test_a_cut_ends_a_construction_that_connects() -> None:
-    pairs = Pairs()
-    pairs.start(0)  # it has all it needs from the store, and waits for the other one
-    made = pairs.sim.process_group.made
-    while not (made and made[0].stream):
+def joining(pairs: Pairs) -> None:
+    """Let both come to where they are joined, which ``hang`` holds up."""
+    pairs.start()
+    while not all(group.joining for group in made_by(pairs, 2)):
         pairs.over[0].wait(0.001)
-    pairs.pairs[0].cut(RouteError("no more"))
-    assert "aborted" in str(pairs.wait(0)[0])
-    assert pairs.sim.process_group.made[0].aborts == 1
+
+
+def made_by(pairs: Pairs, number: int) -> list[Any]:
+    made: list[Any] = pairs.sim.process_group.made
+    while len(made) < number:
+        pairs.over[0].wait(0.001)
+    return made
+
+
+def test_what_is_joined_after_a_cut_is_aborted_then() -> None:
+    pairs = Pairs()
+    release = pairs.sim.process_group.hang = threading.Event()
+    joining(pairs)
+    pairs.cut(RouteError("no more"))
+    made = pairs.sim.process_group.made
+    assert [group.aborts for group in made] == [1, 1]
+    assert not any(over.is_set() for over in pairs.over), "nothing ends the joining of the two"
+    release.set()
+    assert None not in pairs.wait()
+    assert [group.aborts for group in made] == [2, 2]
+
+
+def test_a_peer_that_dies_while_the_two_are_joined_ends_that() -> None:
+    pairs = Pairs()
+    release = pairs.sim.process_group.hang = threading.Event()
+    joining(pairs)
+    pairs.sim.process_group.refuse = "ncclRemoteError: the peer's process has ended"
+    release.set()
+    assert "has ended" in str(pairs.wait()[0])
     pairs.cut()
+
+
+def test_the_two_are_joined_when_both_have_come() -> None:
+    pairs = Pairs()
+    pairs.start(0)
+    assert not pairs.over[0].wait(0.02)
+    assert pairs.sim.process_group.made == []
+    pairs.pairs[0].cut(RouteError("no more"))
+    assert isinstance(pairs.wait(0)[0], RouteError)
+
+
+def test_the_first_operation_is_over_before_anybody_gets_the_pair() -> None:
+    pairs = Pairs()
+    pairs.streams[1].held = True
+    pairs.start()
+    assert not pairs.over[0].wait(0.05)
+    assert not pairs.over[1].is_set()
+    pairs.streams[1].held = False
+    pairs.sim.nudge()
+    assert pairs.wait() == [None, None]
+    pairs.cut()
+
+
+def test_a_cut_ends_the_first_operation() -> None:
+    pairs = Pairs()
+    pairs.streams[0].held = True
+    pairs.start()
+    while not (pairs.streams[0].operations and pairs.streams[1].operations):
+        pairs.over[0].wait(0.001)
+    pairs.pairs[1].cut(RouteError("no more"))
+    assert isinstance(pairs.wait(1)[1], ClosedError)
+    pairs.streams[0].held = False
+    pairs.pairs[0].cut(RouteError("no more"))
+    assert isinstance(pairs.wait(0)[0], ClosedError)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_operations_are_in_the_streams_of_the_pair_where_torch_can(old: bool) -> None:
+    pairs = Pairs()
+    pairs.sim.process_group.old = old
+    pairs.start()
+    pairs.wait()
+    sim, made = pairs.sim, pairs.sim.process_group.made
+    tensors = [sim.tensor(torch.full((5,), n, dtype=torch.uint8), n) for n in range(2)]
+    held = [pairs.pairs[n].broadcast(tensors[n]) for n in range(2)]
+    assert [work is not None for work in held] == [old, old]
+    assert all(bool(group.stream.operations) == old for group in made)
+    events = [sim.record(stream) for stream in pairs.streams]
+    sim.run()
+    assert all(event.query() for event in events)
+    assert sim.read(tensors[1]).tolist() == [0] * 5
+    pairs.cut()
+
+
+def test_a_torch_whose_groups_have_no_abort_is_ended_by_what_it_has() -> None:
+    pairs = Pairs()
+    native = pairs.sim.process_group
+    native._shutdown = native.abort
+    native.abort = None
+    pairs.start()
+    pairs.wait()
+    pairs.cut()
+    assert [group.aborts for group in native.made] == [1, 1]
 
 
 def test_a_cut_before_the_start_lets_nothing_be_made() -> None:
     pairs = Pairs()
     pairs.pairs[0].cut(RouteError("no more"))
     pairs.start(0)
-    error = pairs.wait(0)[0]
-    assert isinstance(error, ClosedError)
-    assert str(error) == "the NCCL pair was given up"
+    assert str(pairs.wait(0)[0]) == "no more"
+    assert pairs.sim.process_group.made == []
+
+
+def test_a_cut_while_the_group_is_made_lets_nothing_be_joined() -> None:
+    pairs = Pairs()
+    native = pairs.sim.process_group
+
+    def make(*args: Any) -> Any:
+        for pair in pairs.pairs:
+            pair.cut(RouteError("no more"))
+        return native(*args)
+
+    make.Options = native.Options  # type: ignore[attr-defined]
+    pairs.sim.process_group = make
+    pairs.start()
+    for error in pairs.wait():
+        assert isinstance(error, ClosedError | RouteError)
+    assert not any(group.joining for group in native.made)
 
 
 def test_after_a_cut_nothing_is_broadcast_and_a_second_one_does_nothing() -> None:

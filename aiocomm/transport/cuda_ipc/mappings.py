@@ -51,7 +51,7 @@ class Mappings:
         self._users: dict[bytes, int] = {}
         self._idle: dict[bytes, float] = {}  # since when, the longest first
         self._timer: asyncio.TimerHandle | None = None
-        self._closing: set[asyncio.Future[None]] = set()
+        self._jobs: set[asyncio.Future[None]] = set()  # off the loop
         self._closed = False
 
     def __len__(self) -> int:
@@ -81,7 +81,9 @@ class Mappings:
             for handle in found.keys() & self._open.keys() - self._users.keys() - self._idle.keys():
                 self._rest(handle)
 
-        self._off_loop(work).add_done_callback(mapped)
+        future = self._off_loop(work)
+        future.add_done_callback(mapped)
+        self._follow(future)
 
     def use(self, handle: bytes) -> Mapping:
         """A mapping that is there; it stays until as many calls of ``let_go``."""
@@ -130,8 +132,11 @@ class Mappings:
         except ClosedError:  # the device let go after the runtime was closed
             work()
             return
-        self._closing.add(future)
-        future.add_done_callback(self._closing.discard)
+        self._follow(future)
+
+    def _follow(self, job: asyncio.Future[None]) -> None:
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
 
     def close(self) -> None:
         """Unmap what nobody uses, now, and the rest as soon as its uses are over. Idempotent."""
@@ -142,6 +147,6 @@ class Mappings:
         self._unmap(list(self._idle))
 
     @property
-    def closing(self) -> set[asyncio.Future[None]]:
-        """What is being unmapped."""
-        return set(self._closing)
+    def jobs(self) -> set[asyncio.Future[None]]:
+        """What is being mapped and unmapped."""
+        return set(self._jobs)

@@ -316,7 +316,7 @@ class CudaIpcReceiver(CudaIpcEnd):
                 if self._active:
                     self._settled = asyncio.Event()
                     await self._settled.wait()
-                while closing := self._mappings.closing:
-                    await asyncio.wait(closing)
+                while jobs := self._mappings.jobs:
+                    await asyncio.wait(jobs)
         except TimeoutError:
             pass  # the device hangs; its memory cannot be taken from it

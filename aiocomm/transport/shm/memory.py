@@ -107,6 +107,7 @@ class SenderMemory:
     def give_back(self, offset: int) -> None:
         """A piece of the ring is free."""
         self._ring.give_back(offset)
+        self._begin_aging()  # which may have ended while the peer took its time
 
     # Segments to lend
 

@@ -58,6 +58,21 @@ async def test_what_keeps_them_apart_is_told(attribute: str, value: Any, reason:
         assert not both.sim.opened
 
 
+@pytest.mark.parametrize("severed", [False, True])
+async def test_memory_that_cannot_be_mapped_though_events_can(severed: bool) -> None:
+    async with ends(opened=False) as both:
+        loop = asyncio.get_running_loop()
+
+        def open_memory(*_: object) -> Any:
+            if severed:
+                loop.call_soon_threadsafe(both.receiver.sever)
+            raise RouteError("cuIpcOpenMemHandle says no")
+
+        both.sim.open_memory = open_memory  # type: ignore[assignment,method-assign]
+        errors = await outcome(both)
+        assert ("severed" if severed else "says no") in str(errors)
+
+
 async def test_an_error_that_is_not_ours_is_chained() -> None:
     async with ends(opened=False) as both:
 

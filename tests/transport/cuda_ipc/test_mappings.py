@@ -41,8 +41,8 @@ class Kept(Mappings):
 
     async def end(self) -> None:
         self.close()
-        while self.closing:
-            await asyncio.wait(self.closing)
+        while self.jobs:
+            await asyncio.wait(self.jobs)
         self.copier.close()
 
 

@@ -262,7 +262,7 @@ async def test_severed_while_memory_is_being_mapped() -> None:
         await asyncio.wait([sending])
         sending.exception()
         await both.receiver.aclose()
-        await until(lambda: not both.sim.opened)
+        assert not both.sim.opened
 
 
 async def test_a_cancelled_call_gets_its_bytes_all_the_same() -> None:

@@ -119,7 +119,7 @@ async def test_what_is_idle_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_an_idle_ring_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_module, "IDLE", 0.01)
     monkeypatch.setattr(receipts_module, "LATEST", 0.01)
-    async with ends() as both:
+    async with ends() as both, asyncio.timeout(30):
         view = both.sender._memory._segment.view
         for number in range(2):
             buffer = blank(MIB)
@@ -133,6 +133,23 @@ async def test_an_idle_ring_gives_its_memory_back(monkeypatch: pytest.MonkeyPatc
                 await asyncio.sleep(0.001)
             while both.sender._memory._aging is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
+
+
+async def test_a_ring_gives_its_memory_back_after_a_peer_that_was_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_module, "IDLE", 0.01)
+    async with ends() as both, asyncio.timeout(30):
+        memory = both.sender._memory
+        taken = memory.take(MIB)
+        assert taken is not None
+        memory._segment.view[0] = 1
+        while memory._aging is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert memory._segment.view[0]
+        memory.give_back(taken[0])
+        while memory._segment.view[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(
