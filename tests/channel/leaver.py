@@ -1,6 +1,7 @@
 """A driver of its own that leaves its cluster while works wait, and joins it again.
 
-Run as a module, in the cluster of the tests. It prints what became of the works: that is what its test reads.
+Run as a module, in the cluster of the tests. It prints what became of the works, which its test
+reads.
 """
 
 from __future__ import annotations
