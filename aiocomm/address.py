@@ -19,7 +19,8 @@ class WorkerAddress:
         rank: rank in that group, from 0.
 
     Raises:
-        AddressError: the name is empty or the rank negative or not an integer.
+        AddressError: the name is empty or no text that a board takes, or the rank negative or not
+            an integer.
     """
 
     name: str
@@ -30,6 +31,10 @@ class WorkerAddress:
             raise AddressError(
                 f"worker name {self.name!r} is not usable: give a non-empty string "
                 "without surrounding white space"
+            )
+        if "\0" in self.name or not _is_text(self.name):
+            raise AddressError(
+                f"worker name {self.name!r} is not usable: boards take UTF-8 text without NUL"
             )
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 0:
             raise AddressError(f"rank {self.rank!r} of worker {self.name!r} is not an integer >= 0")
@@ -54,3 +59,11 @@ class WorkerAddress:
 
     def __str__(self) -> str:
         return f"{self.name}:{self.rank}"
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

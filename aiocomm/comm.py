@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from .address import WorkerAddress
 from .collective import open_soon
 from .errors import UsageError
+from .options import Options
+from .rendezvous.base import Store
 from .session import LIVE, UP, State
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
     from .group import CollectiveGroup
     from .handles import AsyncWork
-    from .options import Options
-    from .rendezvous.base import Store
 
 log = logging.getLogger("aiocomm")
 
@@ -47,11 +47,26 @@ class Seat:
         address: who it is.
         board: where the workers find one another.
         options: the settings.
+
+    Raises:
+        UsageError: one of them is something else; the text says which.
     """
 
     address: WorkerAddress | None = None
     board: Store | None = None
     options: Options | None = None
+
+    def __post_init__(self) -> None:
+        for what, given, kind in (
+            ("address", self.address, WorkerAddress),
+            ("board", self.board, Store),
+            ("options", self.options, Options),
+        ):
+            if given is not None and not isinstance(given, kind):
+                raise UsageError(
+                    f"{what} {given!r} is not usable: give an aiocomm.{kind.__name__}, or leave "
+                    "it out"
+                )
 
 
 class Comm:
@@ -145,14 +160,13 @@ class Comm:
         Raises:
             AddressError, ClosedError, WrongLoopError: as ``send``.
         """
+        address = WorkerAddress(name, rank)
         peer = (name, rank)
         group = self._groups.get(peer)
         while group is None or group._session.state not in LIVE:
             if group is not None and _holds(group):
                 self._former.setdefault(peer, deque()).append(group)
-            group = self._collective.create_collective_group(
-                [self.address, WorkerAddress(name, rank)]
-            )
+            group = self._collective.create_collective_group([self.address, address])
             self._groups[peer] = group
         return group
 
@@ -203,7 +217,10 @@ class Comm:
 
     def linked(self, peer: Peer) -> CollectiveGroup | None:
         """The group of that peer, if it is connected and the only one; from any thread."""
-        group = self._groups.get(peer)
+        try:
+            group = self._groups.get(peer)
+        except TypeError:  # no name; ``group`` says so
+            return None
         if group is not None and group._session.state is UP and not self._former:
             return group
         return None

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from . import blocking
 from .address import WorkerAddress
 from .comm import Comm, Seat
-from .errors import AddressError
+from .errors import AddressError, UsageError
 from .options import Options
 from .rendezvous.ray import RayBoard
 from .worker_launch import Workers, actor_name, launch
@@ -64,10 +64,10 @@ def _taking_seat(init: Callable[..., None]) -> Callable[..., None]:
 
     def taking(self: Any, *args: Any, aiocomm_seat: Seat | None = None, **kwargs: Any) -> None:
         if aiocomm_seat is not None:
-            self._seat = aiocomm_seat
+            vars(self)["_comm_seat"] = aiocomm_seat  # a frozen dataclass refuses to be set
         init(self, *args, **kwargs)
-        if self._seat.address is not None or _address_in(actor_name()) is not None:
-            self._begin()
+        if self._comm_seat.address is not None or _address_in(actor_name()) is not None:
+            self._comm_begin()
 
     functools.update_wrapper(taking, init)
     del taking.__wrapped__  # type: ignore[attr-defined]  # Ray would write to what it leads to
@@ -94,6 +94,10 @@ def _own_init(cls: type) -> Callable[..., None]:
     raise AssertionError("object has one")
 
 
+def _waits(method: object) -> bool:
+    return inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+
+
 class _Actor:
     """What both mixins share: who the actor is, and when it begins to be found."""
 
@@ -103,19 +107,28 @@ class _Actor:
     comm_options: ClassVar[Options | None] = None
     """The settings, where ``launch`` gives none; None is ``Options()``."""
 
-    _seat = Seat()
+    _comm_seat = Seat()
 
     def __init_subclass__(cls, *, mixin: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not mixin:
-            init = _own_init(cls)
-            cls.__init__ = init if hasattr(init, "takes_seat") else _taking_seat(init)  # type: ignore[method-assign]
+        own = vars(cls)
+        # A dataclass in the making gets no __init__ where there is one. Ray makes a subclass of
+        # every actor's class, so whatever is left alone here takes a seat there.
+        if mixin or ("__annotations__" in own and "__init__" not in own):
+            return
+        init = _own_init(cls)
+        cls.__init__ = init if hasattr(init, "takes_seat") else _taking_seat(init)  # type: ignore[method-assign]
 
-    def _open(self, kind: Callable[..., C]) -> C:
-        seat = self._seat
-        board = seat.board or self.comm_board or RayBoard()
-        options = seat.options or self.comm_options or Options()
-        address = seat.address or _address_in(actor_name())
+    def _comm_open(self, kind: Callable[..., C]) -> C:
+        told = self._comm_seat
+        seat = Seat(
+            _address_in(actor_name()) if told.address is None else told.address,
+            self.comm_board if told.board is None else told.board,
+            self.comm_options if told.options is None else told.options,
+        )
+        board = RayBoard() if seat.board is None else seat.board
+        options = Options() if seat.options is None else seat.options
+        address = seat.address
         if address is None:
             raise AddressError(
                 f"this actor has no address, its name is {actor_name()!r}: make it with "
@@ -143,9 +156,9 @@ class Worker(_Actor, mixin=True):
             AddressError: the actor has no address.
             UsageError: no event loop runs in this thread.
         """
-        return self._open(Comm)
+        return self._comm_open(Comm)
 
-    def _begin(self) -> None:
+    def _comm_begin(self) -> None:
         if _get_running_loop() is not None:
             self.comm  # noqa: B018
 
@@ -166,9 +179,20 @@ class Worker(_Actor, mixin=True):
 class BlockingWorker(_Actor, mixin=True):
     """Mixin for actors whose methods block, with several threads or one: gives ``self.comm``.
 
-    The runtime lives in a loop of its own, in a thread of its own. For classes without coroutine
-    methods: in those its calls raise WouldBlockError.
+    The runtime lives in a loop of its own, in a thread of its own.
+
+    Raises:
+        UsageError: a subclass has a coroutine method, which would make it an async actor.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, _ in inspect.getmembers(cls, _waits):
+            raise UsageError(
+                f"{cls.__qualname__} is a BlockingWorker and its method {name} is a coroutine "
+                "function, with which Ray makes an async actor: subclass Worker, or write it "
+                "without async"
+            )
 
     @functools.cached_property
     def comm(self) -> blocking.Comm:
@@ -177,9 +201,9 @@ class BlockingWorker(_Actor, mixin=True):
         Raises:
             AddressError: the actor has no address.
         """
-        return self._open(blocking.Comm)
+        return self._comm_open(blocking.Comm)
 
-    def _begin(self) -> None:
+    def _comm_begin(self) -> None:
         self.comm  # noqa: B018
 
     def _comm_ready(self) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from .address import WorkerAddress
 from .comm import Seat
 from .errors import MissingPackageError, RendezvousTimeout, UsageError, WouldBlockError
+from .options import Options
 
 try:
     import ray
@@ -37,13 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from .options import Options
     from .rendezvous.base import Store
 
 log = logging.getLogger("aiocomm")
 
-CLOSE_TIMEOUT = 15.0
-"""Seconds that actors get to drain before they are killed: more than ``Options.close_timeout``."""
+CLOSE_MARGIN = 5.0
+"""Seconds beyond ``Options.close_timeout`` that actors get to close before they are killed."""
+
+END_TIMEOUT = 15.0
+"""Seconds to wait for the end of actors that were killed."""
 
 STRATEGIES = {name.lower(): name for name in ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")}
 
@@ -62,15 +65,16 @@ class Workers(Sequence[Any]):
     """The actors of one group of workers, by rank. Made by ``launch``.
 
     A block ``with`` or ``async with`` waits for them at its beginning and closes them at its end;
-    leaving by an exception kills them.
+    leaving by an exception kills them, and so does a cancelled or interrupted beginning.
 
     Attributes:
         group: the name of the group.
         addresses: of the actors, by rank.
     """
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, close_timeout: float) -> None:
         self.group = group
+        self._close_timeout = close_timeout
         self._handles: list[Any] = []
         self._placement: PlacementGroup | None = None
         self._ended = False
@@ -151,7 +155,7 @@ class Workers(Sequence[Any]):
             return
         closing = [asyncio.ensure_future(ref) for ref in self._ask("_comm_close")]
         try:
-            done, _ = await asyncio.wait(closing, timeout=CLOSE_TIMEOUT)
+            done, _ = await asyncio.wait(closing, timeout=self._close_timeout)
         finally:
             for future in closing:
                 future.cancel()  # those that are late
@@ -159,7 +163,7 @@ class Workers(Sequence[Any]):
         for future in done:
             self._note(future.exception())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT):
+            async with asyncio.timeout(END_TIMEOUT):
                 await asyncio.gather(*self._deaths(), return_exceptions=True)
 
     def close(self) -> None:
@@ -173,7 +177,7 @@ class Workers(Sequence[Any]):
             return
         try:
             closing = self._ask("_comm_close")
-            done, _ = ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT)
+            done, _ = ray.wait(closing, num_returns=len(closing), timeout=self._close_timeout)
             for ref in done:
                 try:
                     ray.get(ref)
@@ -182,7 +186,7 @@ class Workers(Sequence[Any]):
         finally:
             self.kill()
         deaths = self._deaths()
-        ray.wait(deaths, num_returns=len(deaths), timeout=CLOSE_TIMEOUT)
+        ray.wait(deaths, num_returns=len(deaths), timeout=END_TIMEOUT)
 
     def kill(self) -> None:
         """End all actors at once, for good; never waits. Idempotent."""
@@ -190,13 +194,18 @@ class Workers(Sequence[Any]):
         if not ray.is_initialized():  # all is gone already
             return
         for handle in self._handles:
-            ray.kill(handle)
+            with contextlib.suppress(ValueError):  # of a Ray that was shut down since
+                ray.kill(handle)
         placement, self._placement = self._placement, None
         if placement is not None:
             remove_placement_group(placement)
 
     def __enter__(self) -> Self:
-        return self.wait()
+        try:
+            return self.wait()
+        except BaseException:  # an interrupt: nobody will leave the block
+            self.kill()
+            raise
 
     def __exit__(
         self,
@@ -210,7 +219,11 @@ class Workers(Sequence[Any]):
             self.kill()
 
     async def __aenter__(self) -> Self:
-        return await self.ready()
+        try:
+            return await self.ready()
+        except BaseException:  # a cancellation: nobody will leave the block
+            self.kill()
+            raise
 
     async def __aexit__(
         self,
@@ -313,7 +326,11 @@ def launch(
         Whatever it is, what was made is undone.
     """
     _check(cls, n, actor_options)
-    workers = Workers(group)
+    used = Seat(  # by the actors; refused here if it is not usable
+        board=cls.comm_board if board is None else board,
+        options=cls.comm_options if options is None else options,
+    )
+    workers = Workers(group, (used.options or Options()).close_timeout + CLOSE_MARGIN)
     try:
         demands = {**getattr(cls, "_default_options", {}), **(actor_options or {})}
         strategies = workers._place(n, placement, demands)

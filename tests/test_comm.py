@@ -15,7 +15,7 @@ import torch
 
 import aiocomm
 from aiocomm import Options, WorkerAddress
-from aiocomm.comm import Comm
+from aiocomm.comm import Comm, Seat
 from aiocomm.errors import (
     AddressError,
     ClosedError,
@@ -106,6 +106,8 @@ async def test_the_group_of_a_peer_is_that_of_the_calls() -> None:
         ("", 0, "worker name ''"),
         ("b", -1, "rank -1"),
         (None, 0, "worker name None"),
+        (["b"], 0, "worker name"),
+        ("b", {}, "rank {}"),
     ],
 )
 async def test_peers_that_nobody_can_be(name: Any, rank: Any, text: str) -> None:
@@ -362,3 +364,10 @@ def test_closing_from_a_thread_waits_for_a_stuck_loop_only_so_long(
     go.set()
     thread.join()
     assert "ends without a goodbye: its event loop is stuck" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [{"address": "a:0"}, {"board": "somewhere"}, {"options": {}}])
+def test_a_seat_takes_nothing_else(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(UsageError, match=f"^{name} .* is not usable: give an aiocomm"):
+        Seat(**wrong)

@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from aiocomm import Options, WorkerAddress
 from aiocomm.comm import Seat
 from aiocomm.errors import AddressError, ClosedError, UsageError
 from aiocomm.testing import MemoryStore
-from aiocomm.worker import Worker, Workers, launch
+from aiocomm.worker import BlockingWorker, Worker, Workers, launch
 
 from . import actors
 from .actors import Blocker, Talker, get
@@ -43,7 +44,7 @@ class Bare(Worker):
 
 class Own(Worker):
     def __init__(self, model: str, *, size: int = 3) -> None:
-        self.model = f"{model} of {size} for {self._seat.address}"
+        self.model = f"{model} of {size} for {self._comm_seat.address}"
 
 
 class Inherits(Own):
@@ -64,6 +65,35 @@ class Mixed(Bare, Model):
     """Its __init__ is that of a class that knows nothing of actors."""
 
 
+@dataclass
+class Data(Worker):
+    model: str
+
+
+@dataclass(frozen=True)
+class Frozen(Worker):
+    model: str
+
+
+@dataclass(slots=True)
+class Slotted(Worker):
+    model: str
+
+
+class Named(Own):
+    """Uses names that the mixins might have liked."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self._seat = self._open(self._begin())
+
+    def _begin(self) -> int:
+        return 1
+
+    def _open(self, number: int) -> int:
+        return number
+
+
 @pytest.mark.parametrize(
     ("cls", "args", "kwargs", "model"),
     [
@@ -73,6 +103,10 @@ class Mixed(Bare, Model):
         (Inherits, ("x",), {}, "x of 3 for t:0"),
         (Calls, (), {"size": 5}, "base of 5 for t:0"),
         (Mixed, ("y",), {}, "y"),
+        (Data, ("z",), {}, "z"),
+        (Frozen, (), {"model": "z"}, "z"),
+        (Slotted, ("z",), {}, "z"),
+        (Named, ("x",), {}, "x of 3 for t:0"),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
@@ -81,7 +115,8 @@ async def test_any_constructor_takes_a_seat_and_begins_to_be_found(
     cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any], model: str | None
 ) -> None:
     board = MemoryStore()
-    worker = cls(*args, **kwargs, aiocomm_seat=seat(board=board))  # type: ignore[call-arg]
+    made: Any = type("Class", (cls,), {})  # as Ray does
+    worker = made(*args, **kwargs, aiocomm_seat=seat(board=board))
     assert getattr(worker, "model", None) == model
     await board.aopen()
     assert await board.get("worker/t:0", 10)  # nobody has used comm
@@ -100,6 +135,17 @@ async def test_any_constructor_takes_a_seat_and_begins_to_be_found(
 def test_signatures_stay_for_ray_to_check(cls: type[Worker], names: list[str]) -> None:
     assert list(inspect.signature(cls.__init__).parameters) == names
     assert cls.__init__.__name__ == "__init__"
+
+
+def test_a_blocking_worker_with_a_coroutine_is_refused_where_it_is_written() -> None:
+    async def step(self: Any) -> None: ...
+
+    async def steps(self: Any) -> Any:
+        yield
+
+    for name, method in (("step", step), ("steps", steps)):
+        with pytest.raises(UsageError, match=f"Mine .* method {name} .*subclass Worker"):
+            type("Mine", (BlockingWorker,), {name: method})
 
 
 @each_loop

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorHandleNotFoundError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 
-from aiocomm import WorkerAddress
+from aiocomm import Options, WorkerAddress
 from aiocomm.errors import AddressError, RendezvousTimeout, UsageError, WouldBlockError
 from aiocomm.rendezvous.ray import RayBoard
-from aiocomm.worker import Worker, launch
+from aiocomm.worker import Worker, Workers, launch
 
 from .actors import OPTIONS, WAIT, Talker, get
 
@@ -26,10 +27,13 @@ Actor: Any = ray.remote(num_cpus=0)(Talker)
 SMALL = {"num_cpus": 0.1}
 
 
+@dataclass
 class _Picky(Worker):
-    def __init__(self, start: str, *, ok: bool = True) -> None:
-        self.start = start
-        if not ok or (start == "all but the second" and self.comm.address.rank == 1):
+    start: str
+    ok: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.ok or (self.start == "all but the second" and self.comm.address.rank == 1):
             raise ValueError("no such model")
 
     async def started(self) -> str:
@@ -118,6 +122,76 @@ def test_leaving_by_an_exception_kills_them(way: str) -> None:
 
 
 @on_ray
+@each_loop
+async def test_a_block_whose_beginning_is_cancelled_leaves_nothing() -> None:
+    workers = _without_room()
+
+    async def enter() -> None:
+        async with workers:
+            pass
+
+    entering = asyncio.create_task(enter())
+    await asyncio.sleep(0)
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert places() == []
+    await asyncio.to_thread(gone, workers)
+
+
+@on_ray
+def test_a_block_whose_beginning_is_interrupted_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    workers = _without_room()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ray, "wait", interrupted)
+        with workers:
+            pass
+    assert places() == []
+    gone(workers)
+
+
+def _without_room() -> Workers:
+    return launch(Actor, 2, group="apart", placement="strict_spread", actor_options=SMALL)
+
+
+@on_ray
+def test_handles_of_a_ray_that_was_shut_down_do_not_keep_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers, kill = launch(Actor, 2, group="mixed", options=OPTIONS), ray.kill
+
+    def strict(handle: Any) -> None:
+        kill(handle)
+        if handle is workers[0]:
+            raise ActorHandleNotFoundError("ActorHandle objects are not valid across Ray sessions")
+
+    monkeypatch.setattr(ray, "kill", strict)
+    workers.kill()
+    gone(workers)
+
+
+@on_ray
+@pytest.mark.parametrize("where", ["launch", "class"])
+def test_closing_gives_actors_as_long_as_they_may_take(where: str) -> None:
+    longer = Options(close_timeout=60)
+
+    class Patient(Talker):
+        comm_options = longer
+
+    if where == "launch":
+        workers = launch(Actor, 1, group="patient", options=longer)
+    else:
+        workers = launch(ray.remote(num_cpus=0)(Patient), 1, group="patient")
+    workers.kill()
+    assert workers._close_timeout > 60
+
+
+@on_ray
 @pytest.mark.parametrize("way", ["wait", "ready"])
 def test_the_error_of_a_constructor_arrives_and_undoes_all(way: str) -> None:
     workers = launch(
@@ -188,6 +262,16 @@ USAGE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: launch(Actor, 1, group="g", placement="near"),
         UsageError,
         "one of pack, spread",
+    ),
+    "no settings": (
+        lambda: launch(Actor, 1, group="g", options={"window_bytes": 1}),  # type: ignore[arg-type]
+        UsageError,
+        "options {.*aiocomm.Options",
+    ),
+    "no board": (
+        lambda: launch(Actor, 1, group="g", board="aiocomm"),  # type: ignore[arg-type]
+        UsageError,
+        "board 'aiocomm' .*aiocomm.Store",
     ),
     "nothing to place": (
         lambda: launch(Actor, 1, group="g", placement="pack"),

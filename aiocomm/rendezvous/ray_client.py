@@ -62,6 +62,8 @@ _nodes: Any = ray.nodes
 _cloudpickle.register_pickle_by_value(ray_actor)
 _Actor: Any = ray.remote(ray_actor.BoardActor)
 
+_METHODS = ("join", "listen", "want", "look", "set", "delete", "leave")
+
 _kept: dict[tuple[str, str], Any] = {}
 """Handles of actors that this process owns, by namespace and name: they end with their handles."""
 
@@ -242,7 +244,13 @@ class RayClient:
     def _find_or_make(self, namespace: str) -> Any:
         name = self._site.name
         with contextlib.suppress(ValueError):
-            return ray.get_actor(name, namespace=namespace)
+            found = ray.get_actor(name, namespace=namespace)
+            if not all(hasattr(found, method) for method in _METHODS):
+                raise RendezvousError(
+                    f"the actor {name!r} in namespace {namespace!r} is no board: give the board "
+                    "another name"
+                )
+            return found
         actor = _Actor.options(
             name=name,
             namespace=namespace,

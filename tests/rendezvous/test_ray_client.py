@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 
+from aiocomm.errors import RendezvousError
 from aiocomm.rendezvous import ray_client
 from aiocomm.rendezvous.ray import RayBoard
 
@@ -31,6 +32,15 @@ class Owner:
         await self.board.aopen()
         await self.board.set(key, b"theirs")
         return os.getpid()
+
+
+@pytest.mark.asyncio
+async def test_an_actor_of_that_name_that_is_no_board_is_named() -> None:
+    other: Any = Owner.options(name="somebody").remote()  # type: ignore[attr-defined]
+    board = RayBoard("somebody", timeout=WAIT)
+    with pytest.raises(RendezvousError, match=r"'somebody' in namespace 'tests' is no board"):
+        await board.aopen()
+    ray.kill(other)
 
 
 def kill(name: str) -> None:

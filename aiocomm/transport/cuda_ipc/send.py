@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ...errors import AiocommError, ProtocolError
+from ...errors import AiocommError, ProtocolError, RouteError
 from ...packing import plan_device, sizes_of
 from ..device_blocks import bring_over, gather_on_device
 from ..gloo_transfer import parse_count
@@ -135,15 +135,21 @@ class CudaIpcSender(CudaIpcEnd):
         device.wait(stream, parcel.after)
         near = bring_over(device, buffers, stream, parcel.after)
         blocks = gather_on_device(device, plan_device(sizes_of(buffers)), near, stream)
-        pieces = [Piece(*device.export(block), block.numel()) for block in blocks]
+        try:
+            pieces = [Piece(*device.export(block), block.numel()) for block in blocks]
+        except RouteError:  # what was queued to join them still reads them
+            self._hold(device.record(stream), (buffers, near, blocks))
+            raise
         slot = parcel.slot = self._free.popleft()
         event = self._events[slot].record(stream)
         parcel.joined = blocks
         self._active.append(parcel)
-        # For an error of the device; and what is read by the stream is held until it has been.
-        watched = self._poller.watch(event, keep=(buffers, near, blocks))
-        watched.add_done_callback(self._reached)
+        self._hold(event, (buffers, near, blocks))
         parcel.envelope(pack_body(slot, pieces))
+
+    def _hold(self, event: Event, memory: object) -> None:
+        """Hold what the stream reads until it has come past, and hear of an error of the device."""
+        self._poller.watch(event, keep=memory).add_done_callback(self._reached)
 
     def _reached(self, end: asyncio.Future[None]) -> None:
         error = end.exception()

@@ -139,6 +139,26 @@ async def test_memory_out_of_reach_is_refused_before_anything_is_sent() -> None:
         assert torch.equal(both.sim.read(memory[0]), values)
 
 
+async def test_what_is_refused_is_held_while_a_kernel_still_reads_it() -> None:
+    async with ends() as both:
+        sim = both.sim
+        stuck = sim.stream(0)
+        stuck.held = True
+        before = sim.used_bytes
+        sim.unreachable = {"all"}
+        with sim.using(stuck):
+            small = [sim.tensor(noise(100)) for _ in range(2)]
+            with pytest.raises(RouteError, match="cannot be shared"):
+                both.send(*small)
+        del small
+        gc.collect()
+        assert sim.used_bytes > before
+        stuck.held = False
+        await until(lambda: not both.sender._poller.pending)
+        gc.collect()
+        assert sim.used_bytes == before
+
+
 async def test_the_same_where_it_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOTS", 1)
     async with ends() as both:
