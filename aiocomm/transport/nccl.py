@@ -218,8 +218,9 @@ class NcclRoute:
         envelope(b"")
         self._device.wait(self._stream, after)
         near = bring_over(self._device, buffers, self._stream, after)
-        blocks = gather_on_device(self._device, plan_device(sizes_of(buffers)), near, self._stream)
-        return self._queue(blocks, sizes_of(blocks), keep=(buffers, near))
+        plan = plan_device(sizes_of(buffers))
+        blocks, besides = gather_on_device(self._device, plan, near, self._stream)
+        return self._queue(blocks, sizes_of(blocks), keep=(buffers, near, besides))
 
     def receive(
         self, body: bytes, block: torch.Tensor, *, after: Event | None
