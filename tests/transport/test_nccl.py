@@ -48,6 +48,16 @@ async def test_into_the_callers_memory_after_what_is_queued_for_it() -> None:
         await sending
 
 
+async def test_what_was_received_is_lent_to_the_stream_of_the_receiver() -> None:
+    async with ends() as both:
+        sending = both.send(both.sim.tensor(noise(9)))
+        (buffer,), moved = both.fetch(9)
+        assert both.sim.lent == []
+        await moved
+        await sending
+        assert both.sim.lent == [(buffer.data_ptr(), both.sim.default[1])]
+
+
 async def test_nothing_is_written_before_what_is_queued_for_the_buffer() -> None:
     async with ends() as both:
         sim, values = both.sim, noise(9)
