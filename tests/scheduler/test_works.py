@@ -98,9 +98,9 @@ async def test_a_value_that_nobody_took_is_first_in_line_again() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    with pytest.raises(asyncio.CancelledError, match="went to the next call of recv"):
+    with pytest.raises(asyncio.CancelledError, match="went to the next call"):
         work.result()
-    with pytest.raises(asyncio.CancelledError, match="went to the next call of recv"):
+    with pytest.raises(asyncio.CancelledError, match="went to the next call"):
         await work
     assert receiver.lane.unreceived == 2
     assert torch.equal((await receiver.recv())["x"], ramp(3))
