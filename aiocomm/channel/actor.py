@@ -9,12 +9,9 @@ closed and nothing is left. Calls that block are made in a thread of their own.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+import concurrent.futures
 import logging
-import socket
-import threading
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..collective import open as open_runtime
 from ..errors import (
@@ -24,7 +21,7 @@ from ..errors import (
     RendezvousTimeout,
     UsageError,
 )
-from ..rendezvous.bridge import bridge
+from ..rendezvous.bridge import bridge, in_thread, in_thread_or_undo, start_thread
 from .introductions import SERVER, Introductions, Welcome, new_address
 from .server import ChannelServer
 
@@ -37,16 +34,13 @@ except ImportError as _error:
         "channels need ray, which is not installed: pip install 'aiocomm[ray]'"
     ) from _error
 
-from ..handles.channel import AsyncChannelWork
+from ..handles.channel import AsyncChannelWork, connection, shut_down
+from ..rendezvous.ray_client import local_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from concurrent.futures import Future
 
     from ..collective import Collective
-
-T = TypeVar("T")
-
-_ray: Any = ray  # its stubs leave a call untyped
 
 log = logging.getLogger("aiocomm")
 
@@ -76,7 +70,7 @@ class ChannelActor:
     def __init__(self, name: str, maxsize: int, max_bytes: int) -> None:
         self._server = ChannelServer(name, maxsize, max_bytes)
         self._store = Introductions(new_address(SERVER), local_host())
-        self._opened: Future[Collective] = Future()
+        self._opened: Future[Collective] = concurrent.futures.Future()
 
     async def serve(self) -> None:
         """Serve until the channel is closed and empty; the process is then to be ended."""
@@ -117,15 +111,14 @@ async def create(name: str, namespace: str, maxsize: int, max_bytes: int) -> Any
     """
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + ENDING, FIRST_PAUSE
+    cluster = connection()
     while True:
-        made = _start(lambda: _create(name, namespace, maxsize, max_bytes))
         try:
-            return await bridge(made)
-        except asyncio.CancelledError:
-            made.add_done_callback(_end)
-            raise
+            return await in_thread_or_undo(
+                lambda: _create(cluster, name, namespace, maxsize, max_bytes), end
+            )
         except ValueError as error:  # the name is taken, be it by one that is about to end
-            if await _lives(name, namespace) or loop.time() > deadline:
+            if await _lives(cluster, name, namespace, deadline) or loop.time() > deadline:
                 raise ChannelExistsError(
                     f"there is a channel {name!r} in namespace {namespace!r}: connect to it, close "
                     "it first, or take another name"
@@ -136,29 +129,40 @@ async def create(name: str, namespace: str, maxsize: int, max_bytes: int) -> Any
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-async def _lives(name: str, namespace: str) -> bool:
+async def _lives(cluster: str | None, name: str, namespace: str, deadline: float) -> bool:
     """Whether the actor of that name is a channel that goes on, or holds items still."""
     try:
-        actor = await in_thread(lambda: ray.get_actor(PREFIX + name, namespace))
-        return await AsyncChannelWork[bool](actor.lasts.remote())
+        async with asyncio.timeout_at(deadline):
+            actor = await in_thread(lambda: _find(cluster, name, namespace))
+            return await AsyncChannelWork[bool](actor.lasts.remote())
     except (ValueError, RayError):
         return False
+    except TimeoutError:  # it hangs, and has the name
+        return True
 
 
 async def join(name: str, namespace: str, client: str, group: str, timeout: float) -> Welcome:
     """Find the actor of a channel, and be let in.
 
     Raises:
-        RendezvousTimeout: nobody created the channel in time.
+        RendezvousTimeout: nobody created the channel in time, or its actor does not answer.
+        ClosedError: Ray was shut down meanwhile.
 
     Cancellation: safe.
     """
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + timeout, FIRST_PAUSE
+    cluster = connection()
     while True:
         try:
-            actor = await in_thread(lambda: ray.get_actor(PREFIX + name, namespace))
-            return await AsyncChannelWork[Welcome](actor.join.remote(client, group))
+            async with asyncio.timeout_at(deadline):
+                actor = await in_thread(lambda: _find(cluster, name, namespace))
+                return await AsyncChannelWork[Welcome](actor.join.remote(client, group))
+        except TimeoutError as error:
+            raise RendezvousTimeout(
+                f"the actor of channel {name!r} in namespace {namespace!r} did not answer within "
+                f"{timeout:g} s: it is being started, or its process hangs"
+            ) from error
         except (ValueError, RayActorError) as error:  # not yet, or about to end
             if loop.time() + pause > deadline:
                 raise RendezvousTimeout(
@@ -174,16 +178,6 @@ def end(actor: Any) -> None:
     ray.kill(actor)
 
 
-def local_host() -> str:
-    """Numeric address of this node, as Ray has it."""
-    node = ray.get_runtime_context().get_node_id()
-    host = next(str(each["NodeManagerAddress"]) for each in _ray.nodes() if each["NodeID"] == node)
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-
-
 def own_namespace() -> str:
     """The namespace of this process' job.
 
@@ -195,36 +189,19 @@ def own_namespace() -> str:
     return str(ray.get_runtime_context().namespace)
 
 
-def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
-    """Make a call that blocks, in a thread of its own.
-
-    Cancellation: the call goes on, its outcome is ignored.
-    """
-    return bridge(_start(call))
+def _check(cluster: str | None) -> None:
+    """Refuse to go on in another cluster; without any, a call of Ray would start one."""
+    if cluster is None or connection() != cluster:
+        raise shut_down("the channel was neither made nor found")
 
 
-def _start(call: Callable[[], T]) -> Future[T]:
-    outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-
-    threading.Thread(target=run, name="aiocomm-channel", daemon=True).start()
-    return outcome
+def _find(cluster: str | None, name: str, namespace: str) -> Any:
+    _check(cluster)
+    return ray.get_actor(PREFIX + name, namespace)
 
 
-def _end(made: Future[Any]) -> None:
-    """End an actor that nobody waits for any more, once it was made."""
-    if made.exception() is None:
-        end(made.result())
-
-
-def _create(name: str, namespace: str, maxsize: int, max_bytes: int) -> Any:
+def _create(cluster: str | None, name: str, namespace: str, maxsize: int, max_bytes: int) -> Any:
+    _check(cluster)
     node = ray.get_runtime_context().get_node_id()
     actor = _Actor.options(
         name=PREFIX + name,
@@ -242,7 +219,7 @@ def _served(served: Future[None]) -> None:
     # thread of Ray that brings the word.
     actor = _kept.pop(served, None)
     if actor is not None and ray.is_initialized():
-        _start(lambda: end(actor))
+        start_thread(lambda: end(actor))
 
 
 _Actor: Any = ray.remote(num_cpus=0)(ChannelActor)

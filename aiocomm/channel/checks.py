@@ -14,6 +14,9 @@ from .entries import Reason
 if TYPE_CHECKING:
     from ..errors import AiocommError
 
+MOST_BITS = 1000
+"""Of a weight that is a whole number: as much as a float can hold, about."""
+
 
 def closed(name: str) -> ChannelClosed:
     """The error of a channel that is closed and empty."""
@@ -41,14 +44,15 @@ def again(error: AiocommError) -> AiocommError:
     return copy
 
 
-def check_key(key: object) -> None:
-    """Refuse a key that is no string.
+def check_key(key: object) -> str:
+    """A key as a plain string: of a class of its own (an enum's, say) the server has none.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is no string.
     """
     if not isinstance(key, str):
         raise UsageError(f"key {key!r} is {type(key).__name__}: give a string")
+    return str.__str__(key)
 
 
 def check_weight(what: str, weight: object) -> float:
@@ -59,6 +63,24 @@ def check_weight(what: str, weight: object) -> float:
     """
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise UsageError(f"{what} {weight!r} is {type(weight).__name__}: give a number")
-    if not (weight >= 0 and math.isfinite(weight)):
+    if isinstance(weight, int):
+        if weight.bit_length() > MOST_BITS:  # its text may be more than Python will write
+            raise UsageError(
+                f"{what} is a number of {weight.bit_length()} bits: give a smaller one"
+            )
+        weight = int(weight)
+    if weight < 0 or not math.isfinite(weight):
         raise UsageError(f"{what} {weight!r} is not usable: give 0 or more")
-    return weight if type(weight) in (int, float) else float(weight)
+    return weight if type(weight) is int else float(weight)
+
+
+def check_target(target: object) -> float:
+    """The weight that a batch is to reach.
+
+    Raises:
+        UsageError: it is no weight, or 0.
+    """
+    weight = check_weight("batch_weight", target)
+    if not weight:
+        raise UsageError("batch_weight is 0: give the weight that a batch is to reach")
+    return weight

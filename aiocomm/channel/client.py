@@ -23,11 +23,10 @@ from ..errors import (
     PeerClosedError,
     PeerLostError,
     ProtocolError,
-    UsageError,
 )
 from ..options import Options
 from ..runtime import Runtime
-from .checks import again, check_key, check_weight, closed, refusal
+from .checks import again, check_key, check_target, check_weight, closed, refusal
 from .messages import (
     Ask,
     Cancel,
@@ -40,6 +39,7 @@ from .messages import (
     Put,
     Refused,
     Seen,
+    Spoiled,
     Taken,
     Withdraw,
     as_packet,
@@ -101,8 +101,7 @@ class ChannelClient:
 
     def put(self, item: object, weight: float, key: str, *, nowait: bool = False) -> PutWork:
         """See ``Channel.put``."""
-        check_key(key)
-        weight = check_weight("weight", weight)
+        key, weight = check_key(key), check_weight("weight", weight)
         packed = pack_item(item)
         self._check_size(packed)
         work = PutWork(loop=self._loop)
@@ -110,13 +109,15 @@ class ChannelClient:
         self._enter(partial(self._put, work, nowait), work)
         return work
 
-    def get(self, key: str, target: float | None = None, *, nowait: bool = False) -> GetWork:
-        """See ``Channel.get`` and ``get_batch``, which brings a target."""
-        check_key(key)
-        if target is not None:
-            target = check_weight("batch_weight", target)
-            if not target:
-                raise UsageError("batch_weight is 0: give the weight that a batch is to reach")
+    def get(self, key: str, *, nowait: bool = False) -> GetWork:
+        """See ``Channel.get``."""
+        return self._want(check_key(key), None, nowait)
+
+    def get_batch(self, key: str, target: float) -> GetWork:
+        """See ``Channel.get_batch``."""
+        return self._want(check_key(key), check_target(target), False)
+
+    def _want(self, key: str, target: float | None, nowait: bool) -> GetWork:
         work = GetWork(loop=self._loop)
         work._client, work._batch = self, target is not None
         self._enter(partial(self._get, work, key, target, nowait), work)
@@ -125,7 +126,7 @@ class ChannelClient:
     def look(self, key: str | None) -> AsyncWork[Seen]:
         """How many items are queued, and whether there is room."""
         if key is not None:
-            check_key(key)
+            key = check_key(key)
         work = CallWork(loop=self._loop)
         self._enter(partial(self._call, work, lambda number: Look(number, key)), work)
         return work
@@ -185,6 +186,7 @@ class ChannelClient:
 
         Cancellation: the rest is dropped.
         """
+        self._runtime.refuse(_left(self.name))  # or who goes on putting would be waited for
         self.end_gets()
         try:
             while self._puts and self._error is None:
@@ -193,7 +195,6 @@ class ChannelClient:
         finally:
             self._send_taken()
             self.fail(_left(self.name))
-            self._runtime.refuse(_left(self.name))
             self._runtime.close()
         if self._wire is not None:
             await self._wire.group.aclose()
@@ -341,10 +342,12 @@ class ChannelClient:
         work = self._gets.pop(message.number, None)
         if work is None:
             return  # cancelled, and the server has been told
+        items: list[Any] = []
         try:
-            items = [unpack_item(packet) for packet in message.packets]
+            for packet in message.packets:
+                items.append(unpack_item(packet))  # noqa: PERF401  (how many were rebuilt counts)
         except AiocommError as error:  # nobody else could rebuild it either: it is not put back
-            self.taken(message.number)
+            self._send(Spoiled(message.number, len(items)))
             work._fail(error)
             return
         work._owes = True

@@ -18,6 +18,9 @@ from ..errors import (
     ClosedError,
     UsageError,
 )
+from ..rendezvous.base import check_timeout
+from ..rendezvous.bridge import in_thread
+from ..rendezvous.ray_client import local_host
 from . import actor, places
 from .client import ChannelClient
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..handles import AsyncFuncWork, AsyncWork
+    from .introductions import Introduction
     from .places import Place
 
 CONNECT_TIMEOUT = 60.0
@@ -58,6 +62,7 @@ class Channel:
         self.namespace = namespace
         self._client: ChannelClient | None = None
         self._place: Place | None = None
+        self._server: Introduction | None = None
         self._joining: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._creator = False
@@ -90,10 +95,10 @@ class Channel:
 
         Cancellation: a channel that was made meanwhile is ended.
         """
-        _check_name(name)
+        name = _check_name(name)
         _check_bound("maxsize", maxsize)
         _check_bound("max_bytes", max_bytes)
-        channel = cls(name, namespace or actor.own_namespace())
+        channel = cls(name, _namespace(namespace))
         made = await actor.create(name, channel.namespace, maxsize, max_bytes)
         channel._creator = True
         try:
@@ -120,8 +125,9 @@ class Channel:
 
         Cancellation: safe.
         """
-        _check_name(name)
-        channel = cls(name, namespace or actor.own_namespace())
+        name = _check_name(name)
+        check_timeout(timeout)
+        channel = cls(name, _namespace(namespace))
         await channel._connect(timeout)
         return channel
 
@@ -195,7 +201,7 @@ class Channel:
 
         Cancellation: of the work: loses no item.
         """
-        return self._connected().get(key, batch_weight)
+        return self._connected().get_batch(key, batch_weight)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         """The items of the default key, until the channel is closed and empty."""
@@ -311,11 +317,12 @@ class Channel:
     async def _join(self, client: ChannelClient, timeout: float) -> None:
         try:
             actor.own_namespace()  # says so where Ray does not run
-            place = self._place = await places.enter(await actor.in_thread(actor.local_host))
+            place = self._place = await places.enter(await in_thread(local_host))
             mine = place.store.address
             group_name = f"{self.name[:100]} {uuid.uuid4().hex[:12]}"
             welcome = await actor.join(self.name, self.namespace, mine, group_name, timeout)
             place.store.introduce(welcome.server)
+            self._server = welcome.server
             group = place.collective.create_collective_group(
                 [mine, welcome.server.address], group_name
             )
@@ -347,12 +354,27 @@ class Channel:
         await client.leave()
         if self._place is not None:
             place, self._place = self._place, None
+            if self._server is not None:
+                place.store.forget(self._server)
             await places.leave(place)
 
 
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name.strip():
-        raise UsageError(f"channel name {name!r} is not usable: give non-empty text")
+def _check_name(name: object, what: str = "channel name") -> str:
+    if not isinstance(name, str) or not name.strip() or not _is_text(name):
+        raise UsageError(f"{what} {name!r} is not usable: give non-empty text")
+    return str.__str__(name)  # a plain one, whatever class it is of
+
+
+def _is_text(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:  # half a character, which Ray cannot write
+        return False
+
+
+def _namespace(namespace: object) -> str:
+    own = actor.own_namespace()
+    return own if namespace is None else _check_name(namespace, "namespace")
 
 
 def _check_bound(what: str, bound: object) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 
 from ..errors import RendezvousTimeout, UsageError
@@ -55,6 +56,7 @@ class Introductions(Store):
         self.address = address
         self._host = host
         self._records: dict[str, bytes] = {}
+        self._uses: Counter[str] = Counter()  # of a record that was told, by several channels' ends
         self._own: str | None = None
         self._changed = asyncio.Event()
 
@@ -77,12 +79,16 @@ class Introductions(Store):
     def introduce(self, other: Introduction) -> None:
         """Take in what another runtime says of itself."""
         self._records[other.key] = other.record
+        self._uses[other.key] += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def forget(self, other: Introduction) -> None:
-        """It is not needed any more."""
-        self._records.pop(other.key, None)
+        """It is not needed any more; to be called once for each ``introduce``."""
+        self._uses[other.key] -= 1
+        if self._uses[other.key] <= 0:
+            del self._uses[other.key]
+            self._records.pop(other.key, None)
 
     async def aopen(self) -> None:
         """See `Store.aopen`."""

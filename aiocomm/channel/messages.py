@@ -95,6 +95,13 @@ class Taken(NamedTuple):
     numbers: list[int]
 
 
+class Spoiled(NamedTuple):
+    """Of what that get was given, the item at this place cannot be rebuilt; the others go back."""
+
+    number: int
+    place: int
+
+
 class Look(NamedTuple):
     """How many items are there, under a key or in all?"""
 
@@ -146,7 +153,7 @@ class Seen(NamedTuple):
     full: bool
 
 
-FromClient = Ask | Put | Withdraw | Get | Cancel | Taken | Look | Close
+FromClient = Ask | Put | Withdraw | Get | Cancel | Taken | Spoiled | Look | Close
 FromServer = Granted | Done | Refused | Items | Seen
 Message = FromClient | FromServer
 
@@ -154,6 +161,7 @@ Message = FromClient | FromServer
 _CLASSES: tuple[Any, ...] = (
     *(Ask, Put, Withdraw, Get, Cancel, Taken, Look, Close),
     *(Granted, Done, Refused, Items, Seen),
+    Spoiled,
 )
 _CODES = {cls: code for code, cls in enumerate(_CLASSES)}
 _PUT, _ITEMS = _CODES[Put], _CODES[Items]

@@ -59,8 +59,9 @@ async def enter(host: str) -> Place:
     Cancellation: as if it had not been called.
     """
     loop = asyncio.get_running_loop()
-    for other in [other for other in _places if other.is_closed()]:
-        del _places[other]
+    for other in [*_places]:  # other threads come and go here with loops of their own
+        if other.is_closed():
+            _places.pop(other, None)
     place = _places.get(loop)
     if place is None:
         place = _places[loop] = Place(host)

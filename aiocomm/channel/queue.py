@@ -10,6 +10,7 @@ raises and changes nothing. The way of an item::
              granted  -> an item      the payload came
     item     queued   -> held         given to a want, which answers for it
              held     -> gone         taken
+             held     -> gone         its consumer cannot rebuild it
              held     -> queued       its want was cancelled, or the consumer left: in its old place
     want     waits    -> holding      items for it are there
              waits    -> gone         cancelled, refused, or its consumer left
@@ -203,6 +204,23 @@ class Queue:
         self._tidy(want.key)
         return [*actions, *self._grant(), *self._unstick(), *self._end()]
 
+    def spoiled(self, client: Hashable, number: int, index: int) -> list[Action]:
+        """The consumer cannot use one of the items it was given: that is gone, others go back.
+
+        Raises:
+            IllegalTransition: it holds no such item.
+        """
+        want = self._client(client).wants.get(number)
+        if want is None and self.closed:
+            return []  # it crossed an abort
+        if want is None or not 0 <= index < len(want.held):
+            raise IllegalTransition(f"want {number} of {client} holds no item {index}")
+        self._free(want.held.pop(index).nbytes)
+        self._line(want.key).held -= 1
+        self._held -= 1
+        granted = [*self._grant()]
+        return [*granted, *self.cancel(client, number)]
+
     # --- ends ---
 
     def leave(self, client: Hashable) -> list[Action]:
@@ -347,13 +365,16 @@ class Queue:
         """
         actions: list[Action] = []
         while self._turns and self._queued and self.count == self._queued:
-            lines = [line for line in self._lines.values() if line.items]
-            if not all(line.wants for line in lines):
-                break
-            want = next(iter(lines[0].wants))
+            first: Line | None = None
+            for line in self._lines.values():
+                if line.items and not line.wants:
+                    return actions
+                first = first or (line if line.items else None)
+            assert first is not None
+            want = next(iter(first.wants))
             self._drop_want(want)
             actions.append(Refuse(want, Reason.STUCK))
-            actions += self._serve(lines[0])
+            actions += self._serve(first)
         return actions
 
     def _end(self) -> Iterator[Action]:

@@ -29,6 +29,7 @@ from .messages import (
     Put,
     Refused,
     Seen,
+    Spoiled,
     Taken,
     Withdraw,
 )
@@ -94,6 +95,8 @@ class ChannelServer:
         elif isinstance(message, Taken):
             for number in message.numbers:
                 self._perform(queue.taken(member, number))
+        elif isinstance(message, Spoiled):
+            self._perform(queue.spoiled(member, message.number, message.place))
         elif isinstance(message, Ask):
             self._perform(queue.ask(QueuedAsk(member, *message)))
         elif isinstance(message, Cancel):

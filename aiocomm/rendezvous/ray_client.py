@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingPackageError, RendezvousError, RendezvousTimeout, UsageError
+from ..handles.channel import connection
 from . import ray_actor
 from .bridge import bridge
 
@@ -120,7 +121,7 @@ class RayClient:
         self._refusal = refusal
         self._name = secrets.token_hex(8)
         self._failed = False
-        self._life = ""
+        self._life: str | None = None
         self._ready: asyncio.Future[Any] = loop.create_future()  # the actor, once joined
         self._asked: Any = None  # the last actor that was asked to let this client in
         self._answers: set[asyncio.Future[Any]] = set()
@@ -197,10 +198,10 @@ class RayClient:
                 f"Ray does not run in this process: call ray.init() before you open the "
                 f"board {self._site}"
             )
-        self._life = _life()
+        self._life = connection()
         context = ray.get_runtime_context()
         namespace = self._site.namespace or context.namespace
-        place = RayPlace(namespace, _local_host(context.get_node_id()))
+        place = RayPlace(namespace, local_host())
         while True:
             actor = await self._join(namespace)
             self._ready.set_result(actor)
@@ -251,6 +252,7 @@ class RayClient:
                     "another name"
                 )
             return found
+        self._check_ray()  # the look took a while, and where no Ray runs the next call starts one
         actor = _Actor.options(
             name=name,
             namespace=namespace,
@@ -321,7 +323,7 @@ class RayClient:
                 _fail(answer, error)
 
     def _check_ray(self) -> None:
-        if not ray.is_initialized() or _life() != self._life:
+        if connection() != self._life:
             raise RendezvousError(
                 "ray.shutdown() was called in this process; open the board again after ray.init()"
             )
@@ -362,14 +364,9 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
         future.exception()  # who awaits it gets it; if nobody does, that is not to be logged
 
 
-def _life() -> str:
-    """Names this process' connection to a cluster; another one after ``ray.shutdown``."""
-    context = ray.get_runtime_context()
-    return f"{context.get_node_id()} {context.get_job_id()} {context.get_worker_id()}"
-
-
-def _local_host(node: str) -> str:
+def local_host() -> str:
     """The numeric address by which Ray itself reaches this node."""
+    node = ray.get_runtime_context().get_node_id()
     host = next(str(each["NodeManagerAddress"]) for each in _nodes() if each["NodeID"] == node)
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))

@@ -30,3 +30,11 @@ def peers(cluster: None) -> Iterator[list[Any]]:
     yield actors
     for actor in actors:
         ray.kill(actor)
+
+
+@pytest.fixture(scope="session")
+def shared(peers: list[Any]) -> str:
+    """The name of a channel without bounds that goes on: each test leaves it empty."""
+    name = "shared"
+    assert ray.get(peers[0].create.remote(name)) == "created"
+    return name

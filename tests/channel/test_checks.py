@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from aiocomm.channel.checks import again, check_key, check_weight, closed, refusal
+from aiocomm.channel.checks import (
+    again,
+    check_key,
+    check_target,
+    check_weight,
+    closed,
+    refusal,
+)
 from aiocomm.channel.entries import Reason
 from aiocomm.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, UsageError
 
@@ -28,10 +36,27 @@ def test_numbers_of_other_kinds_become_plain() -> None:
         """As numpy's are."""
 
     assert type(check_weight("weight", Float(1.5))) is float
+    assert type(check_weight("weight", enum.IntEnum("Level", "LOW HIGH")(2))) is int
+
+
+@pytest.mark.parametrize("bits", [1001, 100_000])  # more than a float holds, more than is written
+def test_numbers_have_an_end(bits: int) -> None:
+    with pytest.raises(UsageError, match=f"weight is a number of {bits} bits: give a smaller one"):
+        check_weight("weight", 1 << (bits - 1))
+
+
+def test_a_batch_has_a_weight() -> None:
+    assert check_target(0.5) == 0.5
+    with pytest.raises(UsageError, match="batch_weight is 0: give"):
+        check_target(0)
+    with pytest.raises(UsageError, match="batch_weight None is NoneType: give a number"):
+        check_target(None)
 
 
 def test_keys_are_strings() -> None:
-    check_key("")
+    assert check_key("") == ""
+    key = check_key(enum.StrEnum("Color", "RED BLUE")("blue"))
+    assert (type(key), key) == (str, "blue"), "nothing that the server would have to import"
     with pytest.raises(UsageError, match="key 3 is int: give a string"):
         check_key(3)
 

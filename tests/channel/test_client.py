@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,11 +123,11 @@ async def test_order_is_that_of_the_calls() -> None:
 async def test_a_batch_is_a_list() -> None:
     async with channel() as ends:
         client = ends.client
-        batch = client.get("k", 4)
+        batch = client.get_batch("k", 4)
         for number, weight in enumerate([1, 2.5, 2, 9]):
             await client.put(number, weight, "k")
         assert await batch == [0, 1, 2]
-        assert await client.get("k", 1) == [3]
+        assert await client.get_batch("k", 1) == [3]
 
 
 @pytest.mark.asyncio
@@ -146,7 +147,7 @@ async def test_nowait_fails_where_it_would_wait() -> None:
 async def test_a_batch_that_cannot_be_is_refused() -> None:
     async with channel(maxsize=1) as ends:
         client = ends.client
-        batch = client.get("k", 5)
+        batch = client.get_batch("k", 5)
         await client.put("a", 1, "k")
         second = client.put("b", 1, "k")
         with pytest.raises(ChannelFull, match="does not weigh enough"):
@@ -193,8 +194,9 @@ async def test_an_item_without_any_room_is_refused_at_the_call() -> None:
         (lambda c: c.put(1, "2", "k"), UsageError, "weight '2' is str: give a number"),
         (lambda c: c.put(1, 0, 7), UsageError, "key 7 is int: give a string"),
         (lambda c: c.get(None), UsageError, "key None is NoneType"),
-        (lambda c: c.get("k", 0), UsageError, "batch_weight is 0"),
-        (lambda c: c.get("k", True), UsageError, "batch_weight True is bool"),
+        (lambda c: c.get_batch("k", 0), UsageError, "batch_weight is 0"),
+        (lambda c: c.get_batch("k", True), UsageError, "batch_weight True is bool"),
+        (lambda c: c.get_batch("k", None), UsageError, "batch_weight None is NoneType"),
         (lambda c: c.look(7), UsageError, "key 7 is int"),
     ],
 )
@@ -216,3 +218,34 @@ async def test_what_cannot_be_rebuilt_fails_its_get_and_no_other() -> None:
             await ends.client.get("k")
         assert await ends.client.get("k") == "fine"
         await ends.client.put("room again", 0, "k")
+
+
+@pytest.mark.asyncio
+async def test_a_batch_with_one_that_cannot_be_rebuilt_loses_no_other() -> None:
+    async with channel(maxsize=3) as ends:
+        client = ends.client
+        for item in ("a", Unloadable(), "b"):
+            await client.put(item, 1, "k")
+        more = client.put("c", 1, "k")
+        with pytest.raises(DecodeError, match="ValueError: not here"):
+            await client.get_batch("k", 3)
+        await more  # there is room for it: the one is gone
+        assert await client.get_batch("k", 3) == ["a", "b", "c"]
+        assert await client.look(None).then(lambda seen: seen.full) is False
+
+
+class Key(enum.StrEnum):
+    """A user's own; the server has no such class, and may not need it."""
+
+    EASY = "easy"
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return _fail, ()
+
+
+@pytest.mark.asyncio
+async def test_keys_of_an_enum_are_their_text() -> None:
+    async with channel(maxsize=1) as ends:
+        await ends.client.put(1, 0, Key.EASY)
+        assert await ends.client.look(Key.EASY).then(lambda seen: seen.queued) == 1
+        assert await ends.client.get("easy") == 1

@@ -165,7 +165,12 @@ async def test_a_server_that_dies_fails_every_pending_work() -> None:
     async with channel(maxsize=1) as ends:
         client = ends.client
         await client.put("a", 0, "k")
-        works = [client.put("b", 0, "k"), client.get("l"), client.get("l", 9), client.look(None)]
+        works = [
+            client.put("b", 0, "k"),
+            client.get("l"),
+            client.get_batch("l", 9),
+            client.look(None),
+        ]
         works[-1].cancel()
         await client.look(None)  # all have left
         await ends.host.abort()  # a goodbye, which counts as closed
@@ -207,6 +212,22 @@ async def test_leaving_waits_for_what_was_put() -> None:
         with pytest.raises(ClosedError):
             producer.put(1, 0, "k")
         await producer.leave()
+
+
+@pytest.mark.asyncio
+async def test_leaving_does_not_wait_for_what_is_put_afterwards() -> None:
+    async with channel(clients=2) as ends:
+        producer, consumer = ends.clients
+
+        async def produce() -> None:
+            while True:
+                await producer.put("more", 0, "k")
+
+        producing = asyncio.create_task(produce())
+        assert await consumer.get("k") == "more"
+        await producer.leave()
+        with pytest.raises(ClosedError, match="handle of channel 'jobs' was closed"):
+            await producing
 
 
 @pytest.mark.asyncio

@@ -33,9 +33,10 @@ from aiocomm.testing import MemoryStore
 
 from .. import loops
 from ..sources import ROOT
+from . import leaver
 from .peers import Peer
 
-on_ray = pytest.mark.ray("peers")
+on_ray = pytest.mark.ray("peers", "shared")
 
 
 @pytest.fixture
@@ -138,25 +139,6 @@ async def test_a_name_is_one_channels_at_a_time(peers: list[Any], name: str) -> 
 
 @on_ray
 @pytest.mark.asyncio
-async def test_many_try_to_create_it_and_one_does(peers: list[Any], name: str) -> None:
-    async def create() -> str:
-        mine = Peer()
-        created.append(mine)
-        return await mine.create(name)
-
-    for _ in range(2):  # the second time over the remains of the first (F31)
-        created: list[Any] = []
-        tries = [AsyncChannelWork(peer.create.remote(name)) for peer in peers]
-        outcomes = await asyncio.gather(create(), create(), *tries)
-        assert sorted(outcomes) == [*["ChannelExistsError"] * 3, "created"]
-        for mine in created:
-            await mine.drop()
-        for peer in peers:
-            await AsyncChannelWork(peer.drop.remote())
-
-
-@on_ray
-@pytest.mark.asyncio
 async def test_who_connects_first_waits(peers: list[Any], name: str) -> None:
     came = AsyncChannelWork(peers[0].connect.remote(name))
     with pytest.raises(RendezvousTimeout, match=f"nobody created channel {name!r} in namespace"):
@@ -169,10 +151,8 @@ async def test_who_connects_first_waits(peers: list[Any], name: str) -> None:
 @on_ray
 @pytest.mark.asyncio
 async def test_equal_names_in_two_namespaces_are_two_channels(peers: list[Any], name: str) -> None:
-    async with (
-        await Channel.create(name) as here,
-        await Channel.create(name, namespace="elsewhere") as there,
-    ):
+    pair = await asyncio.gather(Channel.create(name), Channel.create(name, namespace="elsewhere"))
+    async with pair[0] as here, pair[1] as there:
         await here.put("here")
         await there.put("there")
         assert await AsyncChannelWork(peers[0].connect.remote(name)) == "here"
@@ -182,11 +162,22 @@ async def test_equal_names_in_two_namespaces_are_two_channels(peers: list[Any], 
 @on_ray
 @pytest.mark.asyncio
 async def test_bad_arguments_are_refused(name: str) -> None:
-    for arguments in ({"name": ""}, {"name": 7}, {"maxsize": -1}, {"max_bytes": 1.5}):
-        with pytest.raises(UsageError, match=next(iter(arguments)).replace("name", "channel name")):
-            await Channel.create(**{"name": name, **arguments})  # type: ignore[arg-type]
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"name": ""}, "channel name ''"),
+        ({"name": 7}, "channel name 7"),
+        ({"name": "\ud800"}, "channel name"),  # half a character
+        ({"maxsize": -1}, "maxsize"),
+        ({"max_bytes": 1.5}, "max_bytes"),
+        ({"namespace": 7}, "namespace 7"),
+    ]
+    for arguments, text in bad:
+        with pytest.raises(UsageError, match=text):
+            await Channel.create(**{"name": name, **arguments})
     with pytest.raises(UsageError, match="channel name"):
         await Channel.connect(" ")
+    for timeout in (None, float("nan"), -1, "20"):
+        with pytest.raises(UsageError, match="time-out"):
+            await Channel.connect(name, timeout=timeout)  # type: ignore[arg-type]
 
 
 # --- death ---
@@ -211,16 +202,15 @@ async def test_an_actor_that_is_killed_fails_what_waits_for_it(name: str) -> Non
 @on_ray
 @pytest.mark.asyncio
 async def test_killed_clients_take_nothing_along(name: str) -> None:
-    consumer, producer = (ray.remote(num_cpus=0)(Peer).remote() for _ in range(2))
+    victim: Any = ray.remote(num_cpus=0)(Peer).remote()  # consumer and producer, by two handles
     async with await Channel.create(name, max_bytes=4 << 20) as channel:
-        holding = AsyncChannelWork(consumer.hold.remote(channel, 3))
+        holding = AsyncChannelWork(victim.hold.remote(channel, 3))
         await channel.put("first")
         assert await holding == 1
         await channel.put("second")
         large = [torch.full((3 << 20,), 7, dtype=torch.uint8)] * 2
-        await AsyncChannelWork(producer.begin_to_put.remote(channel, large))
-        for victim in (consumer, producer):
-            os.kill(await AsyncChannelWork(victim.pid.remote()), signal.SIGKILL)
+        await AsyncChannelWork(victim.begin_to_put.remote(channel, large))
+        os.kill(await AsyncChannelWork(victim.pid.remote()), signal.SIGKILL)
         async with asyncio.timeout(20):
             assert [await channel.get(), await channel.get()] == ["first", "second"]
             channel.put(torch.zeros(3 << 20, dtype=torch.uint8))  # there is room, soon
@@ -231,8 +221,8 @@ async def test_killed_clients_take_nothing_along(name: str) -> None:
 
 @on_ray
 @pytest.mark.asyncio
-async def test_a_thousand_waiting_gets_leave_the_actor_free(peers: list[Any], name: str) -> None:
-    async with await Channel.create(name) as channel:
+async def test_a_thousand_waiting_gets_leave_the_actor_free(peers: list[Any], shared: str) -> None:
+    async with await Channel.connect(shared) as channel:
         gets = [channel.get() for _ in range(1001)]
         await channel.qsize()
         assert await AsyncChannelWork(its_actor(channel).lasts.remote())
@@ -246,13 +236,13 @@ async def test_a_thousand_waiting_gets_leave_the_actor_free(peers: list[Any], na
 
 @on_ray
 @pytest.mark.asyncio
-async def test_a_handle_that_was_closed_says_so(peers: list[Any], name: str) -> None:
-    async with await Channel.create(name) as channel:
-        other = await Channel.connect(name)
+async def test_a_handle_that_was_closed_says_so(shared: str) -> None:
+    async with await Channel.connect(shared) as channel:
+        other = await Channel.connect(shared)
         await other.put("a")
         await other.aclose()
         await other.aclose()
-        with pytest.raises(ClosedError, match=f"handle of channel {name!r} was closed"):
+        with pytest.raises(ClosedError, match=f"handle of channel {shared!r} was closed"):
             other.put("b")
         unused = pickle.loads(pickle.dumps(channel))
         assert "not connected" in repr(unused)
@@ -280,19 +270,17 @@ async def test_creating_that_is_cancelled_leaves_nothing(name: str) -> None:
 
 
 @on_ray
-def test_a_loop_that_ends_with_a_handle_open(name: str, loop_name: str) -> None:
+def test_a_loop_that_ends_with_a_handle_open(shared: str, loop_name: str) -> None:
     complaints: list[Any] = []
 
     async def leave_open() -> tuple[Channel, Any]:
-        channel = await Channel.create(name)
+        channel = await Channel.connect(shared)
         await channel.put("kept")
         return channel, channel.get("other")
 
     async def look_again() -> Any:
-        async with await Channel.connect(name) as channel:
-            item = await channel.get()
-            await channel.close()
-            return item
+        async with await Channel.connect(shared) as channel:
+            return await channel.get()
 
     def run(main: Any) -> Any:
         with asyncio.Runner(loop_factory=lambda: loops.make(loop_name, complaints)) as runner:
@@ -312,13 +300,45 @@ async def put_to(channel: Channel) -> None:
 
 @on_ray
 @pytest.mark.asyncio
-async def test_it_works_beside_a_runtime_of_the_users_own(name: str) -> None:
+async def test_it_works_beside_a_runtime_of_the_users_own(shared: str) -> None:
     async with aiocomm.open("mine:0", store=MemoryStore()) as mine:
-        async with await Channel.create(name) as channel:
+        async with await Channel.connect(shared) as channel:
             await channel.put(1)
             assert aiocomm.current() is mine
             assert await channel.get() == 1
         assert aiocomm.current() is mine
+
+
+@on_ray
+@pytest.mark.asyncio
+async def test_a_place_forgets_the_channels_that_were_left(shared: str) -> None:
+    async with await Channel.connect(shared) as channel:
+        assert channel._place is not None
+        records = channel._place.store._records
+        before = len(records)
+        for _ in range(3):
+            await (await Channel.connect(shared)).aclose()
+        assert len(records) == before
+
+
+@on_ray
+def test_when_ray_is_shut_down_nobody_waits_for_ever(shared: str) -> None:
+    address = ray.get_runtime_context().gcs_address
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", leaver.__name__, address],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        "ClosedError True",
+        "ChannelLostError False",
+        "ClosedError True",
+        "ClosedError True",
+        "started another one: False",
+        "lives on",
+    ], done.stderr
 
 
 WITHOUT_INIT = """

@@ -17,6 +17,19 @@ def test_clients_sort_before_servers() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_record_is_kept_for_as_long_as_anybody_needs_it() -> None:
+    here = Introductions(new_address(CLIENT), "127.0.0.1")
+    other = Introduction("server", "worker/server", b"record")
+    here.introduce(other)
+    here.introduce(other)  # two handles of one channel
+    here.forget(other)
+    assert await here.get(other.key, 0) == b"record"
+    here.forget(other)
+    assert here._records == {}
+    assert not here._uses
+
+
+@pytest.mark.asyncio
 async def test_who_was_introduced_is_found_and_the_other_way_round_not() -> None:
     ours, theirs = (Introductions(new_address(kind), "127.0.0.1") for kind in (CLIENT, SERVER))
     with pytest.raises(UsageError, match="is not open"):

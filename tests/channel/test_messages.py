@@ -23,6 +23,7 @@ from aiocomm.channel.messages import (
     Put,
     Refused,
     Seen,
+    Spoiled,
     Taken,
     Withdraw,
     as_packet,
@@ -50,6 +51,7 @@ MESSAGES = [
     Refused(1, int(Reason.FULL)),
     Items(2, [PACKET, PACKET]),
     Seen(3, 7, False),
+    Spoiled(2, 1),
 ]
 
 
@@ -61,7 +63,7 @@ def test_messages_are_read_as_they_were_written(message: Any) -> None:
 
 
 def test_the_numbers_on_the_wire_are_those_that_the_protocol_names() -> None:
-    assert [write(message)[0] for message in MESSAGES] == list(range(13))
+    assert [write(message)[0] for message in MESSAGES] == list(range(14))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: type(each).__name__)

@@ -329,6 +329,34 @@ def test_abort_after_close_ends_what_still_waits() -> None:
     assert said(bench.queue.abort()) == ["refuse d1 CLOSED", "end"]
 
 
+def test_of_a_batch_one_is_spoiled_and_the_others_go_back() -> None:
+    bench = Bench(maxsize=3)
+    for payload in "abc":
+        bench.put(payload, weight=1)
+    bench.ask(weight=1)
+    bench.get(target=3)
+    bench.get("d")
+    for place in (-1, 3):
+        with pytest.raises(IllegalTransition, match="holds no item"):
+            bench.queue.spoiled("c", 1, place)
+    assert said(bench.queue.spoiled("c", 1, 1)) == ["grant p4", "deliver d1 a"]
+    assert (bench.queue.count, bench.queue.qsize()) == (3, 1)
+    with pytest.raises(IllegalTransition, match="holds no item"):
+        bench.queue.spoiled("c", 1, 0)
+    bench.queue.abort()
+    assert bench.queue.spoiled("d", 1, 0) == [], "it crossed the abort"
+
+
+def test_the_last_item_of_a_closed_channel_may_be_spoiled() -> None:
+    bench = Bench()
+    bench.put("a")
+    bench.get()
+    bench.get("d")
+    bench.queue.close()
+    assert said(bench.queue.spoiled("c", 1, 0)) == ["refuse d1 CLOSED", "end"]
+    assert (bench.queue.count, bench.queue.nbytes) == (0, 0)
+
+
 def test_nothing_is_kept_of_keys_that_are_done_with() -> None:
     bench = Bench()
     for number in range(1, 100):

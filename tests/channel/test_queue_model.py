@@ -155,6 +155,17 @@ class Model(RuleBasedStateMachine):
             self.wants.remove(want)
         self.follow(self.queue.cancel(want.client, want.number))
 
+    @precondition(lambda self: self.holding)
+    @rule(data=st.data())
+    def spoiled(self, data: st.DataObject) -> None:
+        want = data.draw(st.sampled_from(self.holding))
+        place = data.draw(st.integers(0, len(want.held) - 1))
+        gone = self.kept[want.held[place].payload]
+        self.give_back(want)
+        self.queued.remove(gone)
+        self.holding.remove(want)
+        self.follow(self.queue.spoiled(want.client, want.number, place))
+
     @rule(client=st.sampled_from(CLIENTS))
     def leave(self, client: str) -> None:
         for want in [want for want in self.holding if want.client == client]:

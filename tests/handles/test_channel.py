@@ -18,7 +18,8 @@ import pytest
 import ray
 from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 
-from aiocomm.errors import UsageError
+from aiocomm.errors import ClosedError, UsageError
+from aiocomm.handles import channel as module
 from aiocomm.handles.channel import AsyncChannelWork
 
 from .. import loops
@@ -208,6 +209,19 @@ async def test_only_references_will_do() -> None:
         AsyncChannelWork(3)
     work = AsyncChannelWork(ray.put("an object that is no call's"))
     assert await work == "an object that is no call's"
+
+
+@on_ray
+@pytest.mark.asyncio
+async def test_when_ray_is_shut_down_what_waits_fails(
+    called: Any, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = [AsyncChannelWork(called.wait.remote(gate)) for _ in range(2)]
+    works[0].cancel()
+    monkeypatch.setattr(module, "connection", lambda: None)  # test_handle.py does shut one down
+    with pytest.raises(ClosedError, match=r"ray.shutdown\(\) was called .* after ray.init\(\)"):
+        await works[1]
+    assert asyncio.get_running_loop() not in module._watches
 
 
 WITHOUT_RAY = """
