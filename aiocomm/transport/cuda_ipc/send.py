@@ -134,17 +134,18 @@ class CudaIpcSender(CudaIpcEnd):
         device, stream, buffers = self._device, self._stream, parcel.buffers
         device.wait(stream, parcel.after)
         near = bring_over(device, buffers, stream, parcel.after)
-        blocks = gather_on_device(device, plan_device(sizes_of(buffers)), near, stream)
+        blocks, besides = gather_on_device(device, plan_device(sizes_of(buffers)), near, stream)
+        memory = buffers, near, besides, blocks
         try:
             pieces = [Piece(*device.export(block), block.numel()) for block in blocks]
         except RouteError:  # what was queued to join them still reads them
-            self._hold(device.record(stream), (buffers, near, blocks))
+            self._hold(device.record(stream), memory)
             raise
         slot = parcel.slot = self._free.popleft()
         event = self._events[slot].record(stream)
         parcel.joined = blocks
         self._active.append(parcel)
-        self._hold(event, (buffers, near, blocks))
+        self._hold(event, memory)
         parcel.envelope(pack_body(slot, pieces))
 
     def _hold(self, event: Event, memory: object) -> None:
