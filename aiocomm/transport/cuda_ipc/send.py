@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SLOTS = 32
 """Messages that are on their way at a time: what is sent after them waits for a receipt."""
+SEVER_GRACE = 0.25
+"""Seconds that memory is held after a failure: the peer's device reads it until the peer hears."""
 
 
 class _Parcel:
@@ -165,6 +167,9 @@ class CudaIpcSender(CudaIpcEnd):
             parcel.future.set_result(None)
 
     def _drop(self) -> None:
+        told = [(parcel.buffers, parcel.joined) for parcel in self._active]
+        if told:  # given out again at once, it would be other bytes that the peer takes for these
+            self._loop.call_later(SEVER_GRACE, told.clear)
         for parcel in (*self._active, *self._waiting):
             parcel.buffers = parcel.joined = ()
             if not parcel.future.done():
