@@ -109,6 +109,10 @@ class CollectiveGroup:
         if not async_op:
             raise _would_block()
         work = RecvWork(loop=self._runtime.loop)
+        if here.in_use():
+            index = self._runtime.options.device
+            if index is None or index < here.accelerator.count():  # else no tensor can come there
+                work._home = here.stream_here(index)
         self._session.enter(self._session.receiving.submit, work)
         return work
 

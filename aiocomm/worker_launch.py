@@ -312,8 +312,9 @@ def launch(
         group: name of the group.
         kwargs: for the constructor of each.
         placement: None leaves it to Ray; ``"pack"``, ``"spread"``, ``"strict_pack"`` or
-            ``"strict_spread"`` reserves what the actors ask for, until they are closed; a placement
-            group of one's own gives its bundles by rank, and stays.
+            ``"strict_spread"`` reserves what the actors ask for, until they are closed or killed
+            by what is returned here (else until the job ends); a placement group of one's own gives
+            its bundles by rank, and stays.
         actor_options: what ``.options()`` of an actor takes, ``num_gpus`` or ``max_restarts`` say.
         board: where they find one another and others; default: the class' ``comm_board``.
         options: the settings of their communication; default: the class' ``comm_options``.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ..errors import DeviceError, RouteError
 from .base import Accelerator, Event, Identity, Mapping, Stream
 from .cuda_driver import DriverError, driver
+from .streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ _cuda: Any = torch.cuda  # half of it is not typed
 class CudaStream:
     """A ``torch.cuda.Stream``."""
 
-    __slots__ = ("index", "key", "native")
+    __slots__ = ("__weakref__", "index", "key", "native")
 
     def __init__(self, native: Any) -> None:
         self.native = native
@@ -94,6 +95,9 @@ class CudaAccelerator(Accelerator):
 
     process_group = getattr(dist, "ProcessGroupNCCL", None)
 
+    def __init__(self) -> None:
+        self._streams: Streams[Any] = Streams(_new_stream)
+
     def on_cpu(self, tensor: torch.Tensor) -> bool:
         """See ``Accelerator``."""
         return tensor.is_cpu
@@ -123,7 +127,10 @@ class CudaAccelerator(Accelerator):
 
     def stream(self, index: int, *, high_priority: bool = False) -> CudaStream:
         """See ``Accelerator``."""
-        return CudaStream(_cuda.Stream(index, priority=-1 if high_priority else 0))
+        priority = -1 if high_priority else 0
+        stream = CudaStream(self._streams.take(index, priority))
+        self._streams.lend(stream, stream.native, index, priority)
+        return stream
 
     def current_stream(self, index: int) -> CudaStream:
         """See ``Accelerator``."""
@@ -234,6 +241,17 @@ class CudaAccelerator(Accelerator):
         except RuntimeError as error:
             raise RouteError(f"an event of the peer cannot be opened: {_text(error)}") from error
         return CudaEvent(native, stream)
+
+
+def _new_stream(index: int, priority: int) -> Any:
+    # Not one of torch's, which deals 32 of a device round, to everybody: two transfers in one
+    # stream, each waiting for its peer, may wait for each other through the peers for ever.
+    try:
+        with driver().on(index):
+            handle = driver().stream(priority)
+    except (RouteError, DriverError):  # not NVIDIA's, or it makes no more
+        return _cuda.Stream(index, priority=priority)
+    return _cuda.ExternalStream(handle, device=index)
 
 
 def _native(stream: Stream) -> Any:

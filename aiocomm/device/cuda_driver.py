@@ -1,4 +1,4 @@
-"""The calls of the CUDA driver that torch has no way to: memory of another process on one chip.
+"""The calls of the CUDA driver that torch has no way to: memory of other processes, own streams.
 
 Goes by ``ctypes`` to ``libcuda``, which every process that uses CUDA has loaded; nothing is loaded
 before the first call. Knows addresses and handles, neither tensors nor streams' Python objects.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HANDLE = 64
 """Bytes of a handle, of memory or of an event."""
 _LAZY_PEER_ACCESS = 1
+_NON_BLOCKING = 1  # the default stream is not waited for, as by none of torch's
 
 
 class _Handle(ctypes.Structure):
@@ -42,6 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuIpcOpenMemHandle_v2": (ctypes.POINTER(_address), _Handle, ctypes.c_uint),
     "cuIpcCloseMemHandle": (_address,),
     "cuMemcpyDtoDAsync_v2": (_address, _address, _size, _pointer),
+    "cuStreamCreateWithPriority": (ctypes.POINTER(_pointer), ctypes.c_uint, ctypes.c_int),
 }
 
 
@@ -145,6 +147,20 @@ class Driver:
             DriverError: it cannot be queued.
         """
         self._call("cuMemcpyDtoDAsync_v2", target, source, nbytes, stream)
+
+    def stream(self, priority: int) -> int:
+        """A new stream, by its handle.
+
+        Args:
+            priority: the lower, the sooner; 0 is the default.
+
+        Raises:
+            DriverError: there is none.
+        """
+        stream = ctypes.c_void_p()
+        self._call("cuStreamCreateWithPriority", ctypes.byref(stream), _NON_BLOCKING, priority)
+        assert stream.value is not None
+        return stream.value
 
 
 @functools.cache

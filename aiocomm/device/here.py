@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .base import Accelerator, Event
+    from .base import Accelerator, Event, Stream
 
 _on_cpu: Callable[[torch.Tensor], bool] = operator.attrgetter("is_cpu")
 _device_of: Callable[[torch.Tensor], torch.device] = operator.attrgetter("device")
@@ -39,8 +39,17 @@ def mark(index: int | None = None) -> Event:
     Raises:
         DeviceError: the device failed.
     """
+    return accelerator.record(stream_here(index))
+
+
+def stream_here(index: int | None = None) -> Stream:
+    """The stream in which this thread queues work now.
+
+    Args:
+        index: for which device; default: the current one.
+    """
     device = accelerator
-    return device.record(device.current_stream(device.current() if index is None else index))
+    return device.current_stream(device.current() if index is None else index)
 
 
 @contextmanager

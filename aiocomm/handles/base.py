@@ -210,6 +210,11 @@ class AsyncWork(asyncio.Future[T]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._state_text()}>"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            f"{self!r} cannot leave its process: await it, and return or send its result"
+        )
+
     # --- for the owner, on the loop ---
 
     def _finish(self, value: T) -> None:

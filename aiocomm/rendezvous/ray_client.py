@@ -252,6 +252,7 @@ class RayClient:
                     "another name"
                 )
             return found
+        self._check_ray()  # the look took a while, and where no Ray runs the next call starts one
         actor = _Actor.options(
             name=name,
             namespace=namespace,

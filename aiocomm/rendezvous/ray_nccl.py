@@ -55,6 +55,9 @@ logger = logging.getLogger(__name__)
 BOARD, NAMESPACE = "aiocomm-nccl", "aiocomm"
 """Where ranks wait: one place for all namespaces, as names are looked up in all of them."""
 
+METHODS = ("get_unique_id", "NcclCommunicator")
+"""What a backend must have."""
+
 CONFIRM_TIMEOUT = 5.0
 """Seconds for telling the store that a communicator is made, which is a courtesy."""
 
@@ -115,7 +118,7 @@ def create_nccl_communicator_in_ray(
         WouldBlockError: called on the thread of a running event loop.
     """
     check_no_loop("await async_create_nccl_communicator_in_ray(...)")
-    task = _task(rank, world_size, group_name, max_retries, interval_s)
+    task = _task(rank, world_size, group_name, max_retries, interval_s, backend)
     made_by = default_backend() if backend is None else backend
     with asyncio.Runner() as runner:
         if rank == 0:
@@ -153,7 +156,7 @@ async def async_create_nccl_communicator_in_ray(
     Cancellation: rank 0 takes its id back. A communicator that is being made is destroyed when it
     is there.
     """
-    task = _task(rank, world_size, group_name, max_retries, interval_s)
+    task = _task(rank, world_size, group_name, max_retries, interval_s, backend)
     made_by = default_backend() if backend is None else backend
     while True:
         communicator = await _attempt(task, made_by)
@@ -332,14 +335,26 @@ def _key(group: str, rank: int) -> str:
 
 
 def _task(
-    rank: int, world_size: int, group_name: str, max_retries: int, interval_s: float
+    rank: int,
+    world_size: int,
+    group_name: str,
+    max_retries: int,
+    interval_s: float,
+    backend: Backend | None,
 ) -> _Task:
     for what, number, least in (("world_size", world_size, 1), ("rank", rank, 0)):
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
             raise UsageError(f"{what} {number!r} is not usable: give an integer >= {least}")
     if rank >= world_size:
         raise UsageError(f"rank {rank} is not one of {world_size}: ranks are 0 to {world_size - 1}")
-    check_key(group_name)
+    try:
+        check_key(group_name)
+        check_key(_key(group_name, rank))
+    except UsageError as error:
+        raise UsageError(
+            f"group name {group_name!r:.80} is not usable: give some text without NUL, of 4000 "
+            "bytes at most"
+        ) from error
     for what, value in (("max_retries", max_retries), ("interval_s", interval_s)):
         if (
             isinstance(value, bool)
@@ -347,6 +362,8 @@ def _task(
             or not 0 < value < math.inf
         ):
             raise UsageError(f"{what} {value!r} is not usable: give a finite number > 0")
+    if backend is not None and not all(hasattr(backend, method) for method in METHODS):
+        raise UsageError(f"backend {backend!r} is not usable: it must have {' and '.join(METHODS)}")
     check_ray()
     timeout = float(max_retries * interval_s)
     return _Task(rank, world_size, group_name, timeout, time.monotonic() + timeout)

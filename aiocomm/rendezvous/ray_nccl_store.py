@@ -71,12 +71,18 @@ def get_nccl_id_store_by_name(name: str) -> Any:
 
 
 def stores_called(name: str) -> list[tuple[str, Any]]:
-    """Namespaces and handles of the living stores of a name; blocks."""
+    """Namespaces and handles of the living stores of a name; blocks.
+
+    Raises:
+        UsageError: Ray does not run in this process, any more perhaps.
+    """
+    check_ray()  # where no Ray runs, the calls below would start one
     found = []
     for each in ray.util.list_named_actors(all_namespaces=True):
         if each["name"] != name:
             continue
         with contextlib.suppress(ValueError):  # it died meanwhile
+            check_ray()
             handle: Any = ray.get_actor(name, namespace=each["namespace"])
             if _is_store(handle):
                 found.append((each["namespace"], handle))
@@ -107,9 +113,11 @@ def make(name: str, namespace: str, nccl_id: Any, world_size: int, deadline: flo
     Raises:
         RendezvousError: an actor of another kind has the name.
         RendezvousTimeout: the name did not come free.
+        UsageError: Ray does not run in this process.
     """
     pause = PAUSE_FIRST
     while True:
+        check_ray()
         with contextlib.suppress(ValueError):  # as it should be: there is none
             old = ray.get_actor(name, namespace=namespace)
             if not _is_store(old):

@@ -92,10 +92,10 @@ class Ferry:
         blocks = plan_device(sizes)
         memory = await self._pinned(blocks, ())
         device.wait(stream, after)
-        joined = gather_on_device(device, blocks, buffers, stream)
+        joined, besides = gather_on_device(device, blocks, buffers, stream)
         for target, source in zip(memory, joined, strict=True):
             device.copy(target, source, stream)
-        await self._done(device.record(stream), (buffers, joined, memory))
+        await self._done(device.record(stream), (buffers, joined, besides, memory))
         return scatter(blocks, memory, sizes)
 
     async def up(

@@ -135,6 +135,20 @@ class DeviceMover:
             return self.route.name
         return "link" if arrival.body else STAGED
 
+    def hand_over(self, arrival: Arrival, work: RecvWork) -> None:
+        """A call gets the message, and its thread may use it in its stream, and drop it meanwhile.
+
+        To the stream of the loop's thread the routes have lent it already. What a sender in this
+        process has handed over is as that one made it.
+        """
+        home, device = work._home, here.accelerator
+        if home is None or home.key == device.current_stream(home.index).key:
+            return
+        wholes = {each.untyped_storage().data_ptr(): each for each in arrival.buffers}
+        for whole in wholes.values():
+            if here.device_of(whole).index == home.index:
+                device.lend(whole, home)
+
     def take_in(self, arrival: Arrival, into: RecvWork | None) -> asyncio.Future[Any]:
         """As ``HostMover``; what comes by way of the host is brought to the device."""
         if not arrival.by_device:

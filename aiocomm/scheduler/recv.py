@@ -57,7 +57,6 @@ TENSOR = Kind.TENSOR
 MOVING_LIMIT = 4
 """Bulk messages on the move at a time: enough to hide the loop's turn between two of them."""
 
-
 PREFETCH_DELAY = 0.02
 """Seconds that a tensor waits for its ``recv_tensor`` before it is taken in without: much longer
 than a loop needs to post the next receive, and nothing beside the copy that it spares."""
@@ -234,12 +233,11 @@ class RecvLane:
         work: RecvWork = action.post.owner
         action.post.owner = None  # as ``_release`` does
         try:
-            if work._buffer is None:
+            value = work._buffer
+            if value is None:
                 value = arrival.rebuild()
-            else:
-                if message.into is not action.post:
-                    arrival.fill(work._buffer)
-                value = work._buffer
+            elif message.into is not action.post:
+                arrival.fill(value)
         except Exception as error:
             arrival.release()
             if isinstance(error, AiocommError):
@@ -253,6 +251,8 @@ class RecvLane:
             mover = self.device if arrival.far else self._host  # not by a call: this is hot
             self.traffic.count(mover.route_of(message), arrival.nbytes)
             arrival.nbytes = 0
+        if arrival.far:
+            self.device.hand_over(arrival, work)
         work._delivered = message
         if not work.done():
             work.set_result(value)

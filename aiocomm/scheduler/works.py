@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..device.base import Event
+    from ..device.base import Event, Stream
     from ..entries import Incoming, Outgoing, Post
     from ..payload import Packed, TensorSpec
     from .recv import RecvLane
@@ -55,6 +55,7 @@ class RecvWork(DeliveredWork):
     _bytes: torch.Tensor  # the memory of the buffer
     _spec: TensorSpec | None = None
     _ready: Event | None = None  # of a buffer on a device: it may be written to from then on
+    _home: Stream | None = None  # where the thread that called uses what comes on a device
 
     def _put_back(self, delivered: Incoming) -> None:
         self._lane.give_back(self, delivered)

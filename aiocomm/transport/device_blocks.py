@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def gather_on_device(
     device: Accelerator, blocks: Iterable[Block], buffers: Sequence[torch.Tensor], stream: Stream
-) -> list[torch.Tensor]:
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """One 1-D uint8 tensor per block, to be used in the stream.
 
     A block of one buffer is that buffer itself, any other is joined in the stream, with zeros
@@ -32,29 +32,27 @@ def gather_on_device(
         blocks: the plan.
         buffers: 1-D uint8; the caller holds them until the stream has come past.
         stream: waits already for whatever fills them.
+
+    Returns:
+        The tensors, and what is to be held as the buffers are.
     """
-    return [
-        buffers[block.parts[0][0]]
-        if len(block.parts) == 1
-        else _join(device, block, buffers, stream)
-        for block in blocks
-    ]
-
-
-def _join(
-    device: Accelerator, block: Block, buffers: Sequence[torch.Tensor], stream: Stream
-) -> torch.Tensor:
-    pieces: list[torch.Tensor] = []
-    end = 0
-    gap: torch.Tensor | None = None
-    for number, offset, size in block.parts:
-        if offset != end:
-            if gap is None:
-                gap = device.zeros(ALIGN, stream)  # no stray bytes travel
-            pieces.append(gap[: offset - end])
-        pieces.append(buffers[number])
-        end = offset + size
-    return device.join(pieces, stream)
+    gaps: list[torch.Tensor] = []  # one at most: no stray bytes travel
+    gathered = []
+    for block in blocks:
+        if len(block.parts) == 1:
+            gathered.append(buffers[block.parts[0][0]])
+            continue
+        pieces: list[torch.Tensor] = []
+        end = 0
+        for number, offset, size in block.parts:
+            if offset != end:
+                if not gaps:
+                    gaps.append(device.zeros(ALIGN, stream))
+                pieces.append(gaps[0][: offset - end])
+            pieces.append(buffers[number])
+            end = offset + size
+        gathered.append(device.join(pieces, stream))
+    return gathered, gaps
 
 
 def give_away(device: Accelerator, memory: Iterable[torch.Tensor], index: int) -> None:

@@ -11,9 +11,8 @@ peer. A send is done when the receiver has it all, so that nothing is cut off wh
 aborted at the end.
 
 Small buffers of a message are joined by one kernel into blocks of up to 32 MiB, large ones go as
-they are. Rejected: ``_group_start`` and ``_group_end`` around the broadcasts of a message (torch
-records the events of the operations before ``_group_end`` launches them, so they tell nothing), and
-one packed transfer for all (a copy of the large ones, and their memory twice).
+they are. Rejected: ``_group_start`` and ``_group_end`` around a message's broadcasts (torch records
+their events before ``_group_end`` launches them), and one transfer for all (a copy of large ones).
 """
 
 from __future__ import annotations
@@ -218,8 +217,9 @@ class NcclRoute:
         envelope(b"")
         self._device.wait(self._stream, after)
         near = bring_over(self._device, buffers, self._stream, after)
-        blocks = gather_on_device(self._device, plan_device(sizes_of(buffers)), near, self._stream)
-        return self._queue(blocks, sizes_of(blocks), keep=(buffers, near))
+        plan = plan_device(sizes_of(buffers))
+        blocks, besides = gather_on_device(self._device, plan, near, self._stream)
+        return self._queue(blocks, sizes_of(blocks), keep=(buffers, near, besides))
 
     def receive(
         self, body: bytes, block: torch.Tensor, *, after: Event | None

@@ -55,6 +55,10 @@ class Call:
     def cuCtxPopCurrent_v2(self, context: Any) -> None:
         assert self._library.current.pop() == threading.get_ident()
 
+    def cuStreamCreateWithPriority(self, stream: Any, flags: int, priority: int) -> None:
+        assert (flags, priority) == (1, -1)
+        stream._obj.value = 0x5000
+
     def cuGetErrorName(self, code: int, text: Any) -> None:
         text._obj.value = self._library.name
 
@@ -89,6 +93,7 @@ def test_each_call_says_what_it_should(library: Library) -> None:
         assert base == BASE + 7
         calls.copy(1, 2, 3, 4)
         calls.close(base)
+        assert calls.stream(-1) == 0x5000
     with calls.on(1):
         pass
     assert library.calls == [
@@ -100,6 +105,7 @@ def test_each_call_says_what_it_should(library: Library) -> None:
         "cuIpcOpenMemHandle_v2",
         "cuMemcpyDtoDAsync_v2",
         "cuIpcCloseMemHandle",
+        "cuStreamCreateWithPriority",
         "cuCtxPopCurrent_v2",
         "cuCtxPushCurrent_v2",
         "cuCtxPopCurrent_v2",

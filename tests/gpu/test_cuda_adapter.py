@@ -39,6 +39,20 @@ async def test_a_stream_waits_for_an_event_and_the_host_does_not() -> None:
     assert target.min().item() == 7
 
 
+async def test_no_two_streams_are_one_and_torch_takes_them_as_its_own() -> None:
+    device = accelerator()
+    streams = [device.stream(0) for _ in range(70)]  # torch has 32 of a kind
+    assert len({stream.key for stream in streams}) == 70
+    tensor = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    for stream in streams:
+        device.wait(stream, device.record(device.current_stream(0)))
+        with device.using(stream):
+            tensor.add_(1)
+        device.wait(device.current_stream(0), device.record(stream))
+        device.lend(tensor, stream)
+    assert tensor.float().mean().item() == 70
+
+
 async def test_an_event_may_be_asked_for_in_any_thread() -> None:
     # F48: an event used in a thread whose current device is another one, or none.
     device = accelerator()

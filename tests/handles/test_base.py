@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pickle
 import threading
 import weakref
 from typing import Any
@@ -365,3 +366,11 @@ async def test_callbacks_added_from_a_thread_run_on_the_loop() -> None:
     work._finish(None)
     await asyncio.to_thread(work.add_done_callback, callback)
     assert await called is threading.current_thread()
+
+
+@pytest.mark.asyncio
+async def test_a_work_that_was_returned_instead_of_its_result_says_so() -> None:
+    work = new_work()  # as an actor's method does that forgot to await
+    with pytest.raises(TypeError, match=r"AsyncWork pending.* await it, and return or send"):
+        pickle.dumps(work)
+    work.cancel()

@@ -35,6 +35,19 @@ class Owner:
 
 
 @pytest.mark.asyncio
+async def test_no_ray_is_started_where_it_was_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shut_down(*_: object, **__: object) -> None:
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        raise ValueError("no such actor")
+
+    site = ray_client.RaySite("late", None, WAIT)
+    client = ray_client.RayClient(site, asyncio.get_running_loop(), RendezvousError)
+    monkeypatch.setattr(ray, "get_actor", shut_down)
+    with pytest.raises(RendezvousError, match=r"ray\.shutdown"):
+        client._find_or_make("tests")
+
+
+@pytest.mark.asyncio
 async def test_an_actor_of_that_name_that_is_no_board_is_named() -> None:
     other: Any = Owner.options(name="somebody").remote()  # type: ignore[attr-defined]
     board = RayBoard("somebody", timeout=WAIT)

@@ -324,7 +324,8 @@ async def test_the_blocking_form() -> None:
         ((True, 2, "g"), "rank"),
         ((0, 0, "g"), "world_size"),
         ((0, "2", "g"), "world_size"),
-        ((0, 2, ""), "key"),
+        ((0, 2, ""), "^group name ''"),
+        ((1, 2, "g" * 4095), "^group name 'ggg"),
         ((0, 2, "g", 0), "max_retries"),
         ((0, 2, "g", 1, float("inf")), "interval_s"),
     ],
@@ -332,6 +333,11 @@ async def test_the_blocking_form() -> None:
 def test_an_unusable_argument_is_refused_at_once(arguments: tuple[Any, ...], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         create_nccl_communicator_in_ray(*arguments, backend=Loose())
+
+
+def test_what_is_no_backend_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="must have get_unique_id and NcclCommunicator"):
+        create_nccl_communicator_in_ray(1, 2, "g", backend=object())  # type: ignore[arg-type]
 
 
 @pytest.mark.asyncio

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from aiocomm.errors import RendezvousError, RendezvousTimeout
+from aiocomm.errors import RendezvousError, RendezvousTimeout, UsageError
 from aiocomm.rendezvous import ray_nccl_store
 from aiocomm.rendezvous.ray import NCCLIDStore, get_nccl_id_store_by_name
 
@@ -46,6 +46,16 @@ def test_making_replaces_and_the_last_made_ends_the_handle() -> None:
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(second.store.get.remote())
     assert ("tests", "made") not in ray_nccl_store._stores
+
+
+def test_no_ray_is_started_where_it_was_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for call in (
+        lambda: ray_nccl_store.stores_called("gone"),
+        lambda: ray_nccl_store.make("gone", "tests", b"", 1, time.monotonic() + WAIT),
+    ):
+        with pytest.raises(UsageError, match=r"ray\.init"):
+            call()
 
 
 def test_a_name_that_does_not_come_free_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from aiocomm.errors import PairingError, PayloadError
 
-from ..device_pairs import LARGE, SMALL, device_pair, each_size, each_way
+from ..device_pairs import LARGE, SMALL, device_pair, each_size, each_way, each_wire
 from ..pairs import MEMBERS
 
 pytestmark = pytest.mark.asyncio
@@ -111,6 +111,35 @@ async def test_both_directions_at_once(way: str) -> None:
             got = await (world.b, world.a)[n % 2].recv()
             assert torch.equal(world.sim.read(got), world.ramp(LARGE, n))
         await asyncio.gather(*works)
+
+
+@each_wire
+@each_size
+async def test_what_comes_is_lent_to_the_stream_of_the_calling_thread(way: str, size: int) -> None:
+    async with device_pair(way) as world:
+        mine = world.sim.stream(1)
+
+        def call() -> Any:
+            with world.sim.using(mine):
+                return world.b.recv()
+
+        # Else it could be given out again, once dropped, while a kernel in that stream reads it.
+        for cancelled in (False, True):
+            sending = world.a.send({"x": world.here(world.ramp(size)), "n": 1})
+            receiving = await asyncio.to_thread(call)
+            if cancelled:
+                receiving.cancel()
+                receiving = await asyncio.to_thread(call)
+            got = await receiving
+            await sending
+            assert (got["x"].data_ptr(), mine) in world.sim.lent
+            world.sim.lent.clear()
+
+
+async def test_a_device_that_is_not_there_is_no_matter_for_what_is_on_the_host() -> None:
+    async with device_pair("staged", device=7) as world:
+        await world.a.send("a word")
+        assert await world.b.recv() == "a word"
 
 
 @each_way

@@ -19,8 +19,12 @@ def test_small_buffers_are_joined_with_zeros_between() -> None:
         sizes = [3, ALIGN, 5, 1]
         buffers = noise(sim, *sizes)
         blocks = plan_device(sizes)
-        (joined,) = gather_on_device(sim, blocks, buffers, sim.stream(0))
+        (joined,), held = gather_on_device(sim, blocks, buffers, sim.stream(0))
+        others = noise(sim, *[ALIGN] * 8)  # the memory of what nobody holds would be one of these
+        before = [sim.read(other) for other in others]
         sim.run()
+        assert all(map(torch.equal, map(sim.read, others), before))
+        assert len(held) == 1
         whole = sim.read(joined)
         assert whole.numel() == 3 * ALIGN + 1
         for (number, offset, size), buffer in zip(blocks[0].parts, buffers, strict=True):
@@ -34,7 +38,9 @@ def test_small_buffers_are_joined_with_zeros_between() -> None:
 def test_a_block_of_one_buffer_is_that_buffer() -> None:
     with simulated() as sim:
         (buffer,) = noise(sim, 9)
-        assert gather_on_device(sim, [Block(9, ((0, 0, 9),))], [buffer], sim.stream(0))[0] is buffer
+        (same,), held = gather_on_device(sim, [Block(9, ((0, 0, 9),))], [buffer], sim.stream(0))
+        assert same is buffer
+        assert held == []
 
 
 def test_buffers_on_another_device_are_copied_over_when_they_are_full() -> None:

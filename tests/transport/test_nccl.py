@@ -48,6 +48,35 @@ async def test_into_the_callers_memory_after_what_is_queued_for_it() -> None:
         await sending
 
 
+async def test_what_was_received_is_lent_to_the_stream_of_the_receiver() -> None:
+    async with ends() as both:
+        sending = both.send(both.sim.tensor(noise(9)))
+        (buffer,), moved = both.fetch(9)
+        assert both.sim.lent == []
+        await moved
+        await sending
+        assert both.sim.lent == [(buffer.data_ptr(), both.sim.default[1])]
+
+
+async def test_nothing_is_written_before_what_is_queued_for_the_buffer() -> None:
+    async with ends() as both:
+        sim, values = both.sim, noise(9)
+        buffer, mine = sim.tensor(torch.zeros(9, dtype=torch.uint8), 1), sim.stream(1)
+        mine.held = True
+        with sim.using(mine):
+            sim.write(buffer, torch.full((9,), 1, dtype=torch.uint8))
+        sending = both.send(sim.tensor(values))
+        moved = both.receiver.receive(b"", buffer, after=sim.record(mine))
+        for _ in range(20):
+            await asyncio.sleep(0)
+            sim.run()
+        assert sim.read(buffer).tolist() == [0] * 9
+        mine.held = False
+        await moved
+        await sending
+        assert torch.equal(sim.read(buffer), values)
+
+
 async def test_the_senders_stream_is_waited_for_and_nothing_else() -> None:
     async with ends() as both:
         sim, values = both.sim, noise(9)

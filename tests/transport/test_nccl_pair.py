@@ -228,6 +228,11 @@ def test_operations_are_in_the_streams_of_the_pair_where_torch_can(old: bool) ->
     assert [work is not None for work in held] == [old, old]
     assert all(bool(group.stream.operations) == old for group in made)
     events = [sim.record(stream) for stream in pairs.streams]
+    if old:
+        made[0].stream.held = True
+        sim.run()
+        assert not any(event.query() for event in events), "they are behind the group's own"
+        made[0].stream.held = False
     sim.run()
     assert all(event.query() for event in events)
     assert sim.read(tensors[1]).tolist() == [0] * 5

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SLOTS = 32
 """Messages that are on their way at a time: what is sent after them waits for a receipt."""
+SEVER_GRACE = 0.25
+"""Seconds that memory is held after a failure: the peer's device reads it until the peer hears."""
 
 
 class _Parcel:
@@ -134,17 +136,18 @@ class CudaIpcSender(CudaIpcEnd):
         device, stream, buffers = self._device, self._stream, parcel.buffers
         device.wait(stream, parcel.after)
         near = bring_over(device, buffers, stream, parcel.after)
-        blocks = gather_on_device(device, plan_device(sizes_of(buffers)), near, stream)
+        blocks, besides = gather_on_device(device, plan_device(sizes_of(buffers)), near, stream)
+        memory = buffers, near, besides, blocks
         try:
             pieces = [Piece(*device.export(block), block.numel()) for block in blocks]
         except RouteError:  # what was queued to join them still reads them
-            self._hold(device.record(stream), (buffers, near, blocks))
+            self._hold(device.record(stream), memory)
             raise
         slot = parcel.slot = self._free.popleft()
         event = self._events[slot].record(stream)
         parcel.joined = blocks
         self._active.append(parcel)
-        self._hold(event, (buffers, near, blocks))
+        self._hold(event, memory)
         parcel.envelope(pack_body(slot, pieces))
 
     def _hold(self, event: Event, memory: object) -> None:
@@ -164,6 +167,9 @@ class CudaIpcSender(CudaIpcEnd):
             parcel.future.set_result(None)
 
     def _drop(self) -> None:
+        told = [(parcel.buffers, parcel.joined) for parcel in self._active]
+        if told:  # given out again at once, it would be other bytes that the peer takes for these
+            self._loop.call_later(SEVER_GRACE, told.clear)
         for parcel in (*self._active, *self._waiting):
             parcel.buffers = parcel.joined = ()
             if not parcel.future.done():

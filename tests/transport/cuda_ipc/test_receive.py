@@ -148,13 +148,15 @@ async def test_envelopes_that_cannot_be(change: Callable[[bytes], bytes], reason
         sending.exception()
 
 
-async def test_memory_that_is_there_no_more() -> None:
+async def test_memory_that_is_there_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiocomm.transport.cuda_ipc.send.SEVER_GRACE", 0.0)
     async with ends() as both:
         sending = both.send(both.sim.tensor(noise(LARGE)))
         both.sender.sever()  # as a sender that died: its memory goes
         await asyncio.wait([sending])
         sending.exception()
         await until(lambda: not both.sender._poller.pending)
+        await until(lambda: not both.sim.used_bytes)
         gc.collect()
         _, future = both.fetch(LARGE)
         with pytest.raises(RouteError, match="cannot be mapped here: stale"):

@@ -229,3 +229,29 @@ async def test_memory_of_a_tensor_that_is_sent_again_and_again_is_flat() -> None
         await both.aclose()
         assert both.sim.opened == {}
         assert both.sim.openings == both.sim.closings
+
+
+@pytest.mark.parametrize("grace", [60.0, 0.0])
+async def test_what_the_peers_device_may_still_read_outlives_a_failure(
+    grace: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SEVER_GRACE", grace)
+    async with ends() as both:
+        values = [noise(10), noise(LARGE), noise(20)]
+        tensors = [both.sim.tensor(each) for each in values]
+        addresses = [each.data_ptr() for each in tensors]
+        sending = both.send(*tensors)
+        del tensors
+        await until(lambda: not both.sender._poller.pending)  # its own device has let go
+        both.sender.sever()
+        with pytest.raises(RouteError, match="severed"):
+            await sending
+        gc.collect()
+        given = both.sim.memories[0].given
+        if grace:
+            assert all(given[each][0] for each in addresses)
+            memory, future = both.fetch(10, LARGE, 20)  # the peer has not heard of it
+            await future
+            assert all(map(torch.equal, map(both.sim.read, memory), values))
+        else:
+            await until(lambda: not any(given[each][0] for each in addresses))
