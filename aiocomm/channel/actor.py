@@ -84,9 +84,15 @@ class ChannelActor:
                 self._opened.set_exception(error)
             raise
 
-    async def join(self, client: str, group_name: str) -> Welcome:
-        """Open the group with a client, by its address; it is the client that dials."""
+    async def join(self, client: str, group_name: str) -> Welcome | None:
+        """Open the group with a client, by its address; it is the client that dials.
+
+        Returns:
+            What the client is to know; None when the channel has ended.
+        """
         collective = await bridge(self._opened)
+        if self._server.ended.is_set():
+            return None
         members = [self._store.address, client]
         self._server.join(collective.create_collective_group(members, group_name))
         queue = self._server.queue
@@ -118,7 +124,7 @@ async def create(name: str, namespace: str, maxsize: int, max_bytes: int) -> Any
                 lambda: _create(cluster, name, namespace, maxsize, max_bytes), end
             )
         except ValueError as error:  # the name is taken, be it by one that is about to end
-            if await _lives(cluster, name, namespace, deadline) or loop.time() > deadline:
+            if await lives(name, namespace, deadline) or loop.time() > deadline:
                 raise ChannelExistsError(
                     f"there is a channel {name!r} in namespace {namespace!r}: connect to it, close "
                     "it first, or take another name"
@@ -129,8 +135,14 @@ async def create(name: str, namespace: str, maxsize: int, max_bytes: int) -> Any
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-async def _lives(cluster: str | None, name: str, namespace: str, deadline: float) -> bool:
-    """Whether the actor of that name is a channel that goes on, or holds items still."""
+async def lives(name: str, namespace: str, deadline: float) -> bool:
+    """Whether the actor of that name is a channel that goes on, or holds items still.
+
+    One that has not answered by the deadline, in the loop's time, does.
+
+    Cancellation: safe.
+    """
+    cluster = connection()
     try:
         async with asyncio.timeout_at(deadline):
             actor = await in_thread(lambda: _find(cluster, name, namespace))
@@ -157,7 +169,11 @@ async def join(name: str, namespace: str, client: str, group: str, timeout: floa
         try:
             async with asyncio.timeout_at(deadline):
                 actor = await in_thread(lambda: _find(cluster, name, namespace))
-                return await AsyncChannelWork[Welcome](actor.join.remote(client, group))
+                joined: AsyncChannelWork[Welcome | None]
+                joined = AsyncChannelWork(actor.join.remote(client, group))
+                if (welcome := await joined) is not None:
+                    return welcome
+                raise ValueError("it has ended")
         except TimeoutError as error:
             raise RendezvousTimeout(
                 f"the actor of channel {name!r} in namespace {namespace!r} did not answer within "

@@ -188,6 +188,7 @@ class ChannelClient:
         """
         self._runtime.refuse(_left(self.name))  # or who goes on putting would be waited for
         self.end_gets()
+        gone = self._error is not None  # and nothing can leave any more
         try:
             while self._puts and self._error is None:
                 self._idle = asyncio.Event()
@@ -197,7 +198,8 @@ class ChannelClient:
             self.fail(_left(self.name))
             self._runtime.close()
         if self._wire is not None:
-            await self._wire.group.aclose()
+            group = self._wire.group
+            await (group.abort() if gone else group.aclose())
 
     # --- what works say, on the loop ---
 

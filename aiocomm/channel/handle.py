@@ -15,9 +15,11 @@ from ..errors import (
     AiocommError,
     ChannelClosed,
     ChannelError,
+    ChannelLostError,
     ClosedError,
     UsageError,
 )
+from ..handles.channel import LOOK
 from ..rendezvous.base import check_timeout
 from ..rendezvous.bridge import in_thread
 from ..rendezvous.ray_client import local_host
@@ -120,7 +122,9 @@ class Channel:
             timeout: seconds to wait.
 
         Raises:
-            RendezvousTimeout: nobody created it in time.
+            RendezvousTimeout: nobody created it in time, or its actor did not answer.
+            ChannelLostError: it ended meanwhile.
+            ClosedError: Ray was shut down meanwhile.
             UsageError: an argument is not usable, or Ray does not run in this process.
 
         Cancellation: safe.
@@ -327,6 +331,7 @@ class Channel:
                 [mine, welcome.server.address], group_name
             )
             client.joined(group, welcome.maxsize, welcome.max_bytes)
+            await self._reach(client)
         except AiocommError as error:
             client.fail(error)
             raise
@@ -337,6 +342,19 @@ class Channel:
             failed.__cause__ = error
             client.fail(failed)
             raise failed from error
+
+    async def _reach(self, client: ChannelClient) -> None:
+        """Wait for a first answer: where the actor has just died, dialling takes long to see it."""
+        answer, loop = client.look(None), asyncio.get_running_loop()
+        try:
+            while not (await asyncio.wait([answer], timeout=LOOK))[0]:
+                if not await actor.lives(self.name, self.namespace, loop.time() + LOOK):
+                    raise ChannelLostError(
+                        f"channel {self.name!r} ended while this process connected: create it again"
+                    )
+            await answer
+        finally:
+            answer.cancel()
 
     async def _leave(self) -> None:
         client, joining = self._client, self._joining

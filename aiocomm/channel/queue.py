@@ -141,8 +141,8 @@ class Queue:
         self._queued += 1
         line = self._line(ask.key)
         line.insert(item)
-        # The consumer first: it has waited longer.
-        return [*self._serve(line), Accept(ask), *self._unstick()]
+        # The producer first: it goes on while the consumer's process wakes up (8% in a round trip).
+        return [Accept(ask), *self._serve(line), *self._unstick()]
 
     def withdraw(self, client: Hashable, number: int) -> list[Action]:
         """The producer thought better of it before its payload left."""

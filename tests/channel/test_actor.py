@@ -114,3 +114,15 @@ async def test_in_another_cluster_nothing_is_looked_for(monkeypatch: pytest.Monk
         await finding
     with pytest.raises(ClosedError):
         await actor.create("nobody's", "tests", 0, 0)
+
+
+@on_ray
+@pytest.mark.asyncio
+async def test_one_that_has_ended_lets_nobody_in() -> None:
+    ended = actor.ChannelActor("jobs", 0, 0)
+    serving = asyncio.create_task(ended.serve())
+    assert await ended.join(new_address(CLIENT), "group") is not None
+    ended._server.ended.set()
+    assert await ended.join(new_address(CLIENT), "another") is None
+    await serving
+    assert not await ended.lasts()

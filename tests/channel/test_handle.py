@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from aiocomm.testing import MemoryStore
 from .. import loops
 from ..sources import ROOT
 from . import leaver
-from .peers import Peer
+from .peers import Peer, pid_of
 
 on_ray = pytest.mark.ray("peers", "shared")
 
@@ -185,13 +186,28 @@ async def test_bad_arguments_are_refused(name: str) -> None:
 
 @on_ray
 @pytest.mark.asyncio
-async def test_an_actor_that_is_killed_fails_what_waits_for_it(name: str) -> None:
+async def test_an_actor_that_is_killed_fails_what_waits_for_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join = actor_module.join
+
+    async def join_as_it_dies(*args: Any) -> Any:
+        welcome = await join(*args)
+        pid = pid_of(its_actor(channel))
+        process = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(select.select, [process], [], [])  # until it has ended
+        os.close(process)
+        return welcome
+
     async with await Channel.create(name, maxsize=1) as channel:
         await channel.put(1)
         works = [channel.put(2), channel.get("other"), channel.get_batch(3, "other")]
         await channel.qsize()
-        ray.kill(its_actor(channel))
+        monkeypatch.setattr(actor_module, "join", join_as_it_dies)
         async with asyncio.timeout(20):
+            with pytest.raises(ChannelLostError, match="ended while this process connected"):
+                await Channel.connect(name)
             for work in works:
                 with pytest.raises(ChannelLostError, match=f"the actor of channel {name!r} is gon"):
                     await work

@@ -263,7 +263,7 @@ def test_a_batch_waits_while_others_can_make_room() -> None:
     assert bench.ask(weight=1) == []
     assert bench.get("d", key="l") == ["deliver d1 x"]
     assert said(bench.queue.taken("d", 1)) == ["grant p3"]
-    assert said(bench.queue.put("p", 3, "b")) == ["deliver c1 ab", "accept p3"]
+    assert said(bench.queue.put("p", 3, "b")) == ["accept p3", "deliver c1 ab"]
 
 
 # --- ends ---
