@@ -60,10 +60,18 @@ async def test_up_into_a_buffer_waits_until_it_is_free() -> None:
         buffer = sim.tensor(torch.zeros(4, dtype=torch.uint8))
         sim.write(buffer, torch.full((4,), 9, dtype=torch.uint8))
         after = sim.record(sim.default[0])
-        (got,) = await carrier.up(noise(4), 0, into=buffer, after=after)
+        sim.default[0].held = True
+        values = torch.arange(4, dtype=torch.uint8)
+        moving = carrier.run(carrier.up([values], 0, into=buffer, after=after))
+        for _ in range(10):
+            await asyncio.sleep(0)
+            sim.run()
+        assert sim.read(buffer).tolist() == [0] * 4
+        sim.default[0].held = False
+        (got,) = await moving
         assert got is buffer
         sim.run()
-        assert sim.read(buffer).tolist() != [9] * 4
+        assert torch.equal(sim.read(buffer), values)
         await carrier.up([torch.ones(4, dtype=torch.uint8)], 0, into=buffer)
         assert sim.read(buffer).tolist() == [1] * 4
 

@@ -148,6 +148,24 @@ async def test_envelopes_that_cannot_be(change: Callable[[bytes], bytes], reason
         sending.exception()
 
 
+async def test_nothing_is_written_before_what_is_queued_for_the_buffer() -> None:
+    async with ends() as both:
+        sim, values = both.sim, noise(LARGE)
+        buffer, mine = sim.tensor(torch.zeros(LARGE, dtype=torch.uint8), 1), sim.stream(1)
+        mine.held = True
+        with sim.using(mine):
+            sim.write(buffer, torch.full((LARGE,), 1, dtype=torch.uint8))
+        sending = both.send(sim.tensor(values))
+        moved = both.receiver.receive(both.bodies.pop(), buffer, after=sim.record(mine))
+        await until(lambda: both.sender._poller.pending == 1 and not both.receiver._mapping)
+        sim.run()
+        assert sim.read(buffer).max() == 0
+        mine.held = False
+        await moved
+        await sending
+        assert torch.equal(sim.read(buffer), values)
+
+
 async def test_memory_that_is_there_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiocomm.transport.cuda_ipc.send.SEVER_GRACE", 0.0)
     async with ends() as both:
