@@ -352,7 +352,7 @@ def launch(
         demands = {**getattr(cls, "_default_options", {}), **(actor_options or {})}
         strategies = workers._place(n, placement, demands)
         for rank, strategy in enumerate(strategies):
-            address = WorkerAddress(group, rank)
+            address = WorkerAddress.of(group, rank)
             seat = Seat(address, board, options)
             chosen = {**(actor_options or {}), **strategy, "name": str(address)}
             actor = cls.options(**chosen)
