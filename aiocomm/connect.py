@@ -129,11 +129,13 @@ class Connector:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _look_up(self, peer: WorkerAddress, remaining: float) -> Endpoint:
-        text = (
-            "%s is still waiting for %s to appear on the board: was it started, with the same one?"
-        )
         notice = asyncio.get_running_loop().call_later(
-            PATIENCE, log.warning, text, self._address, peer
+            PATIENCE,
+            log.warning,
+            "%s is still waiting for %s to appear on the board: was it started, with the same "
+            "board and address?",
+            self._address,
+            peer,
         )
         try:
             record = await self._store.get(_record_key(peer), max(0.0, remaining))
