@@ -142,7 +142,7 @@ async def test_waiting_for_a_peer_is_told_of_once(
 
 async def test_a_dial_that_ends_in_time_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
-    timers = []
+    timers: list[asyncio.TimerHandle] = []
 
     def call_later(delay: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
         timer = later(delay, *args, **kwargs)
