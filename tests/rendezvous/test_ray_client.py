@@ -42,6 +42,7 @@ async def test_no_ray_is_started_where_it_was_shut_down(monkeypatch: pytest.Monk
 
     site = ray_client.RaySite("late", None, WAIT)
     client = ray_client.RayClient(site, asyncio.get_running_loop(), RendezvousError)
+    client._life = ray_client.connection()  # as when it was opened
     monkeypatch.setattr(ray, "get_actor", shut_down)
     with pytest.raises(RendezvousError, match=r"ray\.shutdown"):
         client._find_or_make("tests")
