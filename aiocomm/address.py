@@ -57,6 +57,22 @@ class WorkerAddress:
             )
         return cls(name, int(rank))
 
+    @classmethod
+    def of(cls, group: str, rank: int) -> WorkerAddress:
+        """The address of a worker that is named by group and rank apart.
+
+        Raises:
+            AddressError: as the constructor, and the group ends as an address does.
+        """
+        address = cls(group, rank)
+        name, colon, digits = group.rpartition(":")
+        if colon and digits.isascii() and digits.isdigit():
+            raise AddressError(
+                f"{group!r} is given as the name of a group, and reads as an address: give name "
+                f"and rank apart, as {name!r}, {digits}"
+            )
+        return address
+
     def __str__(self) -> str:
         return f"{self.name}:{self.rank}"
 

@@ -160,7 +160,7 @@ class Comm:
         Raises:
             AddressError, ClosedError, WrongLoopError: as ``send``.
         """
-        address = WorkerAddress(name, rank)
+        address = WorkerAddress.of(name, rank)
         peer = (name, rank)
         group = self._groups.get(peer)
         while group is None or group._session.state not in LIVE:

@@ -36,6 +36,9 @@ log = logging.getLogger("aiocomm")
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 1.0
 """Seconds between two dials; doubled each time."""
 
+PATIENCE = 10.0
+"""Seconds of waiting for a peer to appear after which a warning names it."""
+
 _HOPEFUL = (Refusal.CROSSED, Refusal.LINKED, Refusal.STALE, Refusal.CLOSED)
 
 
@@ -72,7 +75,7 @@ class Connector:
         await self._store.set(_record_key(self._address), endpoint.to_bytes())
 
     async def connect(self, peer: WorkerAddress, group: str) -> Link:
-        """Wait for the peer to appear, and dial it.
+        """Wait for the peer to appear, which a warning tells of after a while, and dial it.
 
         Raises:
             RendezvousTimeout: it did not appear, or was not reached, within ``connect_timeout``.
@@ -126,6 +129,14 @@ class Connector:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _look_up(self, peer: WorkerAddress, remaining: float) -> Endpoint:
+        notice = asyncio.get_running_loop().call_later(
+            PATIENCE,
+            log.warning,
+            "%s is still waiting for %s to appear on the board: was it started, with the same "
+            "board and address?",
+            self._address,
+            peer,
+        )
         try:
             record = await self._store.get(_record_key(peer), max(0.0, remaining))
         except RendezvousTimeout as error:
@@ -133,6 +144,8 @@ class Connector:
                 f"{peer} did not appear on the board within {self._options.connect_timeout:g} s: "
                 "was it started, with the same board and address?"
             ) from error
+        finally:
+            notice.cancel()
         return Endpoint.from_bytes(record)
 
 

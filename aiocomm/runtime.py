@@ -44,12 +44,20 @@ class Runtime:
         loop: the running loop it belongs to.
         options: the settings.
         name: who it is for, in error texts.
+        needs: what to do about a loop that has ended, in error texts.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options, name: str) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        options: Options,
+        name: str,
+        needs: str = "open it in a loop that lives as long as it is used",
+    ) -> None:
         self.loop = loop
         self.options = options
         self.name = name
+        self._needs = needs
         self._lock = threading.Lock()
         self._entries: deque[tuple[Callable[[], None], Callable[[Exception], object]]] = deque()
         self._refusal: Exception | None = None
@@ -155,7 +163,9 @@ class Runtime:
                 self.loop.call_soon_threadsafe(self._run_entries)
             except RuntimeError as error:
                 self._entries.clear()
-                self._refusal = ClosedError(f"the event loop of {self.name} is closed")
+                self._refusal = ClosedError(
+                    f"the event loop of {self.name} is closed: {self._needs}"
+                )
                 raise self._refused() from error
 
     def _run_entries(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from asyncio import _get_running_loop
 from collections.abc import Sequence
@@ -47,6 +48,9 @@ CLOSE_MARGIN = 5.0
 
 END_TIMEOUT = 15.0
 """Seconds to wait for the end of actors that were killed."""
+
+PATIENCE = 10.0
+"""Seconds of waiting for actors to start after which a warning says who is missing."""
 
 STRATEGIES = {name.lower(): name for name in ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")}
 
@@ -100,7 +104,8 @@ class Workers(Sequence[Any]):
         """Wait until every actor is there and found by others; itself.
 
         Args:
-            timeout: seconds; None waits for as long as Ray looks for room.
+            timeout: seconds; None waits for as long as Ray looks for room, and after a while a
+                warning says who is missing.
 
         Raises:
             ray.exceptions.RayActorError: an actor died; with the traceback of its constructor.
@@ -111,17 +116,20 @@ class Workers(Sequence[Any]):
         Cancellation: the actors stay.
         """
         asked = self._ask("_comm_ready")
+        notice = asyncio.get_running_loop().call_later(PATIENCE, self._notice, asked)
         try:
             try:
                 async with asyncio.timeout(timeout) as scope:
                     await asyncio.gather(*asked)
             except TimeoutError as error:
                 if scope.expired():
-                    raise self._late(asked, timeout) from error
+                    raise RendezvousTimeout(self._lateness(asked, timeout)) from error
                 raise
         except Exception:
             self.kill()
             raise
+        finally:
+            notice.cancel()
         return self
 
     def wait(self, timeout: float | None = None) -> Self:
@@ -131,14 +139,21 @@ class Workers(Sequence[Any]):
         """
         _check_no_loop("ready")
         asked = waiting = self._ask("_comm_ready")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        begun = time.monotonic()
+        deadline = math.inf if timeout is None else begun + timeout
+        notice = begun + PATIENCE
         try:
             while waiting:  # one by one, so that a failure need not wait for the others
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                until = min(deadline, notice)
+                left = None if until == math.inf else max(0.0, until - time.monotonic())
                 done, waiting = ray.wait(waiting, timeout=left)
-                if not done:
-                    raise self._late(asked, timeout)
-                ray.get(done)
+                if done:
+                    ray.get(done)
+                elif until == deadline:
+                    raise RendezvousTimeout(self._lateness(asked, timeout))
+                else:
+                    self._notice(asked)
+                    notice = math.inf
         except Exception:
             self.kill()
             raise
@@ -266,7 +281,8 @@ class Workers(Sequence[Any]):
         return self._ended or not ray.is_initialized() or not self._handles
 
     def _ask(self, method: str) -> list[Any]:
-        return [getattr(handle, method).remote() for handle in self._handles]
+        once = {"max_task_retries": 0}  # that an actor is gone is an answer; Ray prints retries
+        return [getattr(handle, method).options(**once).remote() for handle in self._handles]
 
     def _deaths(self) -> list[Any]:
         """Calls that fail once the actors are gone."""
@@ -276,16 +292,16 @@ class Workers(Sequence[Any]):
         if error is not None and not isinstance(error, RayActorError):  # it is gone, as it should
             log.warning("an actor of group %s was not closed well: %s", self.group, error)
 
-    def _late(self, asked: list[Any], timeout: float | None) -> RendezvousTimeout:
-        there, _ = ray.wait(asked, num_returns=len(asked), timeout=0)
-        missing = [
-            str(address)
-            for address, ref in zip(self.addresses, asked, strict=True)
-            if ref not in there
-        ]
-        return RendezvousTimeout(
-            f"{', '.join(missing)} did not start within {timeout:g} s: has the cluster room for "
-            "what they ask for ('ray status' tells), and does their constructor end?"
+    def _notice(self, asked: list[Any]) -> None:
+        log.warning("%s (still waiting)", self._lateness(asked, PATIENCE))
+
+    def _lateness(self, asked: list[Any], seconds: float | None) -> str:
+        there = ray.wait(asked, num_returns=len(asked), timeout=0)[0]
+        named = zip(self.addresses, asked, strict=True)
+        return (
+            f"{', '.join(str(address) for address, ref in named if ref not in there)} did not "
+            f"start within {seconds:g} s: has the cluster room for what they ask for "
+            "('ray status' tells), and does their constructor end?"
         )
 
 
@@ -336,7 +352,7 @@ def launch(
         demands = {**getattr(cls, "_default_options", {}), **(actor_options or {})}
         strategies = workers._place(n, placement, demands)
         for rank, strategy in enumerate(strategies):
-            address = WorkerAddress(group, rank)
+            address = WorkerAddress.of(group, rank)
             seat = Seat(address, board, options)
             chosen = {**(actor_options or {}), **strategy, "name": str(address)}
             actor = cls.options(**chosen)

@@ -52,6 +52,17 @@ def test_unusable_names_are_named(name: object) -> None:
         WorkerAddress(name, 0)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("group", ["rollout:0", ":7", "job:7:rollout:3"])
+def test_a_group_that_reads_as_an_address_is_a_slip(group: str) -> None:
+    with pytest.raises(AddressError, match=f"^{group!r} .*give name and rank apart"):
+        WorkerAddress.of(group, 0)
+
+
+@pytest.mark.parametrize("group", ["rollout", "job:7:rollout", "rollout:", "rollout:\u0663"])
+def test_other_colons_are_part_of_the_name(group: str) -> None:
+    assert WorkerAddress.of(group, 1) == WorkerAddress(group, 1)
+
+
 @pytest.mark.parametrize("rank", [-1, 1.0, "1", None, True])
 def test_unusable_ranks_are_named(rank: object) -> None:
     with pytest.raises(AddressError, match=f"rank {re.escape(repr(rank))}"):

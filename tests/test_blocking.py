@@ -315,6 +315,9 @@ def test_what_cannot_work_is_refused_and_the_next_call_works() -> None:
         a.send(1, "a", 0)
     with pytest.raises(AddressError):
         a.group("", 0)
+    for call in (a.group, a.recv):
+        with pytest.raises(AddressError, match="give name and rank apart"):
+            call("b:0", 0)
     with pytest.raises(PayloadError):
         a.send(lambda: None, "b", 0)
 

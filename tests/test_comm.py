@@ -108,6 +108,7 @@ async def test_the_group_of_a_peer_is_that_of_the_calls() -> None:
         (None, 0, "worker name None"),
         (["b"], 0, "worker name"),
         ("b", {}, "rank {}"),
+        ("b:0", 0, "give name and rank apart, as 'b', 0"),
     ],
 )
 async def test_peers_that_nobody_can_be(name: Any, rank: Any, text: str) -> None:

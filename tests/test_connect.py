@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import aiocomm
+from aiocomm import connect as module
 from aiocomm.connect import Connector
 from aiocomm.errors import (
     AuthenticationError,
@@ -111,6 +112,52 @@ async def test_a_peer_that_never_comes_is_named() -> None:
                 await work
         # The next group gets a new chance.
         assert collective.create_collective_group(MEMBERS) is not group
+
+
+@pytest.mark.parametrize("end", ["comes", "cancelled"])
+async def test_waiting_for_a_peer_is_told_of_once(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    told = asyncio.Event()
+
+    def warn(text: str, *args: object) -> None:
+        said.append(text % args)
+        told.set()
+
+    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    monkeypatch.setattr(module.log, "warning", warn)
+    async with MemoryStore() as store, listening([Refusal.CROSSED] * 3 + [None]) as there:
+        dial = asyncio.create_task(connector(store).connect(B, "g"))
+        await told.wait()
+        if end == "comes":
+            await store.set("worker/b:0", there.to_bytes())
+            (await dial).abort()
+        else:
+            dial.cancel()
+            await asyncio.wait([dial])
+    assert len(said) == 1
+    assert said[0].startswith("a:0 is still waiting for b:0 to appear on the board")
+
+
+async def test_a_dial_that_ends_in_time_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    timers: list[asyncio.TimerHandle] = []
+
+    def call_later(delay: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        timer = later(delay, *args, **kwargs)
+        if delay == module.PATIENCE:
+            timers.append(timer)
+        return timer
+
+    later = loop.call_later
+    async with MemoryStore() as store:
+        connecting = connector(store, connect_timeout=0.01).connect(B, "g")
+        with monkeypatch.context() as patch, pytest.raises(RendezvousTimeout):
+            patch.setattr(loop, "call_later", call_later)
+            await connecting
+    (timer,) = timers
+    assert timer.cancelled()
 
 
 async def test_a_record_where_nobody_answers_is_a_dead_peer() -> None:

@@ -249,6 +249,7 @@ USAGE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "none": (lambda: launch(Actor, 0, group="g"), UsageError, "0 actors"),
     "no number": (lambda: launch(Actor, True, group="g"), UsageError, "True actors"),
     "no group": (lambda: launch(Actor, 1, group=" "), AddressError, "worker name"),
+    "no name": (lambda: launch(Actor, 1, group="g:0"), AddressError, "give name and rank apart"),
     "a name": (
         lambda: launch(Actor, 1, group="g", actor_options={"name": "x"}),
         UsageError,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ..handles.channel import AsyncChannelWork
+from ..errors import MissingPackageError
+
+try:
+    from ..handles.channel import AsyncChannelWork
+except MissingPackageError as _error:
+    raise MissingPackageError(
+        "channels need ray, which is not installed: pip install 'aiocomm[ray]'"
+    ) from _error
 from .handle import Channel
 
 __all__ = ["AsyncChannelWork", "Channel"]

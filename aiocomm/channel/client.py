@@ -58,6 +58,13 @@ if TYPE_CHECKING:
     from ..payload import Packed
     from .messages import FromClient, Message
 
+NEEDS_LOOP = (
+    "connect it in an event loop that lives as long as the channel is used; for code without one, "
+    "in a loop that runs in a thread of its own: "
+    "asyncio.run_coroutine_threadsafe(Channel.connect(name), loop).result(), and wait() for works"
+)
+"""How to use a channel where no loop runs, in error texts."""
+
 
 class ChannelClient:
     """What a channel's handle does its work with, in one event loop.
@@ -70,7 +77,7 @@ class ChannelClient:
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
         self._loop = loop
-        self._runtime = Runtime(loop, Options(), f"channel {name!r}")
+        self._runtime = Runtime(loop, Options(), f"channel {name!r}", NEEDS_LOOP)
         self._wire: Wire | None = None
         self._bounded = False
         self._max_bytes = 0

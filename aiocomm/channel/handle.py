@@ -24,7 +24,7 @@ from ..rendezvous.base import check_timeout
 from ..rendezvous.bridge import in_thread
 from ..rendezvous.ray_client import local_host
 from . import actor, places
-from .client import ChannelClient
+from .client import NEEDS_LOOP, ChannelClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -297,7 +297,7 @@ class Channel:
                 loop = asyncio.get_running_loop()
             except RuntimeError as error:
                 raise UsageError(
-                    f"channel {self.name!r} is not connected: make its first call in an event loop"
+                    f"channel {self.name!r} is not connected, no event loop runs here: {NEEDS_LOOP}"
                 ) from error
             self._begin(loop, CONNECT_TIMEOUT)
         assert self._client is not None

@@ -21,7 +21,7 @@ try:
     import ray
 except ImportError as _error:
     raise MissingPackageError(
-        "AsyncChannelWork needs ray, which is not installed: pip install 'aiocomm[ray]'"
+        "aiocomm on Ray needs ray, which is not installed: pip install 'aiocomm[ray]'"
     ) from _error
 
 if TYPE_CHECKING:

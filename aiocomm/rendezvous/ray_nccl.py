@@ -42,6 +42,7 @@ from .ray_nccl_store import (
     end,
     make,
     offers,
+    others_called,
     several,
     stores_called,
 )
@@ -271,11 +272,22 @@ async def _look(task: _Task) -> Found | None:
 
 
 async def _passed_over(task: _Task) -> str:
-    left = await in_thread(lambda: stores_called(task.group))
-    if not left:
-        return ""
-    where = ", ".join(repr(namespace) for namespace, _ in left)
-    return f" (an NCCLIDStore of that name in {where} is none of a rank 0 that waits for this one)"
+    """What has the group's name and is of no use, for the text of a time-out."""
+    stores = await in_thread(lambda: stores_called(task.group))
+    others = await in_thread(lambda: others_called(task.group))
+    text = ""
+    if stores:
+        where = ", ".join(repr(namespace) for namespace, _ in stores)
+        text += (
+            f" (an NCCLIDStore of that name in {where} is none of a rank 0 that waits for this one)"
+        )
+    if others:
+        where = ", ".join(map(repr, others))
+        text += (
+            f" (an actor of another kind has that name in namespace {where}, and a rank 0 there is "
+            "refused: give the group another name)"
+        )
+    return text
 
 
 # Both
@@ -350,11 +362,11 @@ def _task(
     try:
         check_key(group_name)
         check_key(_key(group_name, rank))
-    except UsageError as error:
+    except UsageError:  # which speaks of a board and its keys
         raise UsageError(
             f"group name {group_name!r:.80} is not usable: give some text without NUL, of 4000 "
             "bytes at most"
-        ) from error
+        ) from None
     for what, value in (("max_retries", max_retries), ("interval_s", interval_s)):
         if (
             isinstance(value, bool)

@@ -76,6 +76,18 @@ def stores_called(name: str) -> list[tuple[str, Any]]:
     Raises:
         UsageError: Ray does not run in this process, any more perhaps.
     """
+    return [(namespace, actor) for namespace, actor in _called(name) if _is_store(actor)]
+
+
+def others_called(name: str) -> list[str]:
+    """Namespaces in which an actor of another kind has the name; blocks.
+
+    Raises: as ``stores_called``.
+    """
+    return [namespace for namespace, actor in _called(name) if not _is_store(actor)]
+
+
+def _called(name: str) -> list[tuple[str, Any]]:
     check_ray()  # where no Ray runs, the calls below would start one
     found = []
     for each in ray.util.list_named_actors(all_namespaces=True):
@@ -84,8 +96,7 @@ def stores_called(name: str) -> list[tuple[str, Any]]:
         with contextlib.suppress(ValueError):  # it died meanwhile
             check_ray()
             handle: Any = ray.get_actor(name, namespace=each["namespace"])
-            if _is_store(handle):
-                found.append((each["namespace"], handle))
+            found.append((each["namespace"], handle))
     return found
 
 

@@ -245,4 +245,5 @@ def test_without_ray_the_import_says_what_to_install() -> None:
         check=True,
     )
     assert done.stdout.count("pip install 'aiocomm[ray]'") == 3
+    assert done.stdout.count("channels need ray, which is not installed") == 2
     assert done.stderr == ""

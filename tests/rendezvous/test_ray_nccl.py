@@ -6,6 +6,7 @@ import asyncio
 import random
 import sys
 import threading
+import traceback
 import types
 from typing import Any
 
@@ -241,6 +242,8 @@ async def test_the_name_of_another_actor_is_left_alone() -> None:
     other: Any = Rank0.options(name="taken").remote()
     with pytest.raises(RendezvousError, match="another kind"):
         await start(0, 2, "taken", Loose())
+    with pytest.raises(RendezvousTimeout, match=r"another kind.*'tests'.*another name"):
+        await start(1, 2, "taken", Loose(), timeout=0.3)
     assert await store_of("taken") is None
     assert ray.get_actor("taken") == other
     ray.kill(other)
@@ -331,8 +334,9 @@ async def test_the_blocking_form() -> None:
     ],
 )
 def test_an_unusable_argument_is_refused_at_once(arguments: tuple[Any, ...], text: str) -> None:
-    with pytest.raises(UsageError, match=text):
+    with pytest.raises(UsageError, match=text) as raised:
         create_nccl_communicator_in_ray(*arguments, backend=Loose())
+    assert "board key" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_what_is_no_backend_is_refused_at_once() -> None:

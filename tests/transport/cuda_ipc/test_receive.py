@@ -14,6 +14,7 @@ import torch
 from aiocomm.errors import DeviceError, ProtocolError, RouteError
 from aiocomm.transport.cuda_ipc import mappings
 from aiocomm.transport.cuda_ipc import receive as module
+from aiocomm.transport.cuda_ipc.receive import CudaIpcReceiver
 from aiocomm.transport.cuda_ipc.wire import pack_body, parse_body
 from aiocomm.transport.gloo_transfer import parse_count
 
@@ -199,18 +200,30 @@ async def test_there_is_not_that_much_memory() -> None:
 # --- failure ---
 
 
+def as_if_later(receiver: CudaIpcReceiver, seconds: float) -> None:
+    """What the receiver's watch does that much later; the machine's load is not in it."""
+    assert receiver._watch is not None
+    receiver._watch.cancel()
+    receiver._moved_at -= seconds
+    receiver._look()
+
+
 async def test_a_sender_whose_device_never_comes_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEVER_GRACE", 0.01)
-    async with ends(stall=0.05) as both:
+    async with ends(stall=1000.0) as both:
         sim = both.sim
         stuck = sim.stream(0)
         stuck.held = True
         with sim.using(stuck):
             sending = both.send(sim.tensor(noise(LARGE)))
         _, future = both.fetch(LARGE)
+        await until(lambda: both.receiver._active[0].copying)
+        as_if_later(both.receiver, 600.0)
+        assert both.receiver._watch is not None
+        as_if_later(both.receiver, 600.0)
         with pytest.raises(RouteError, match=r"stands still.*Options\.stall_timeout"):
             await future
-        assert len(sim.opened) == 1, "a copy may still read it"
+        await until(lambda: len(sim.opened) == 1)  # a copy may still read it
         monkeypatch.setattr(module, "CLOSE_GRACE", 0.01)
         await both.receiver.aclose()
         assert len(sim.opened) == 1
@@ -222,7 +235,7 @@ async def test_a_sender_whose_device_never_comes_there(monkeypatch: pytest.Monke
 
 
 async def test_a_stream_that_moves_on_does_not_stand_still() -> None:
-    async with ends(stall=0.2) as both:
+    async with ends(stall=1000.0) as both:
         sim = both.sim
         queues = [sim.stream(0) for _ in range(4)]
         works, futures = [], []
@@ -232,7 +245,7 @@ async def test_a_stream_that_moves_on_does_not_stand_still() -> None:
                 works.append(both.send(sim.tensor(noise(LARGE))))
             futures.append(both.fetch(LARGE)[1])
         for queue, future in zip(queues, futures, strict=True):
-            await asyncio.sleep(0.1)  # all of them take longer than that, each of them does not
+            as_if_later(both.receiver, 600.0)  # two of them take too long, each of them does not
             queue.held = False
             await future
         await asyncio.gather(*works)

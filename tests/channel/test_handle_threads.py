@@ -1,0 +1,48 @@
+"""Channels in threads without an event loop: what is refused, and what its text says to do."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+
+import pytest
+
+from aiocomm.channel import Channel
+from aiocomm.channel.client import NEEDS_LOOP
+from aiocomm.errors import ClosedError, UsageError
+
+from ..actors import WAIT
+
+pytestmark = pytest.mark.ray("peers", "shared")
+
+
+async def connect(name: str) -> Channel:
+    return await Channel.connect(name)
+
+
+def test_a_loop_that_has_ended_is_none_to_use_a_channel_in(shared: str) -> None:
+    channel = asyncio.run(connect(shared))
+    for _ in range(2):
+        with pytest.raises(ClosedError) as closed:
+            channel.put(1)
+        assert str(closed.value) == f"the event loop of channel {shared!r} is closed: {NEEDS_LOOP}"
+    with pytest.raises(UsageError, match="is not connected, no event loop runs here") as unusable:
+        pickle.loads(pickle.dumps(channel)).put(1)
+    assert str(unusable.value).endswith(NEEDS_LOOP)
+
+
+def test_what_the_errors_say_to_do_works(shared: str) -> None:
+    assert "asyncio.run_coroutine_threadsafe(Channel.connect(name), loop).result()" in NEEDS_LOOP
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        channel = asyncio.run_coroutine_threadsafe(Channel.connect(shared), loop).result(WAIT)
+        channel.put("from here").wait(WAIT)
+        assert channel.get().wait(WAIT) == "from here"
+        asyncio.run_coroutine_threadsafe(channel.aclose(), loop).result(WAIT)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
