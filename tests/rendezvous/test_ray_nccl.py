@@ -82,7 +82,7 @@ async def _form_many(count: int) -> None:
     assert len({each for some in ids for each in some}) == count
 
 
-def test_ranks_in_any_order_200_times() -> None:
+def test_ranks_in_any_order_time_and_again() -> None:
     asyncio.run(_form_many(rounds(200)), debug=True)
 
 
