@@ -142,8 +142,9 @@ def test_readme_on_ray() -> None:
         exec(code, names)
         assert names["sums"] == [1024.0, 1024.0]
     finally:
-        for workers in (names.pop("trainers"), names.pop("rollouts")):
-            workers.close()
+        for group in ("trainers", "rollouts"):
+            if group in names:
+                names.pop(group).close()
 
 
 # --- the two snippets of the seed document ---
