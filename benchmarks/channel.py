@@ -68,7 +68,7 @@ def measure(
     """On a Ray of its own: seconds by way and payload; then seconds and items of the many."""
     import ray
 
-    from .channel_actors import Far, Near
+    from . import channel_actors
 
     small, large = (30, 5) if settings.quick else (200, 20)
     cells = [
@@ -77,6 +77,7 @@ def measure(
     ]
     os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
     start: Any = ray.init
+    actors: Any = channel_actors  # whose classes Ray has wrapped
     with folder() as place:
         start(
             address="local",
@@ -88,7 +89,7 @@ def measure(
             _temp_dir=f"{place}/ray",
         )
         try:
-            near, far = Near.remote(), Far.remote()
+            near, far = actors.Near.remote(), actors.Far.remote()
             rounds = 3 if settings.quick else 11
             seconds = ray.get(near.compare.remote(far, cells, rounds))
             return seconds, ray.get(near.spread.remote(far))

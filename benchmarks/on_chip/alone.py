@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiocomm
@@ -19,7 +20,7 @@ from aiocomm.transport.completion import poller_of
 from aiocomm.transport.nccl_pair import ENVIRONMENT, FOR_EVER
 
 from .checks import LARGE, Notes
-from .chip import Chip, hold
+from .chip import Chip, cuda, hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,20 +32,22 @@ EVENTS = 5000
 
 async def poller(collective: Collective, rank: int, kind: str) -> Notes:
     """10,000 real events on two streams: done in order, the loop is free, and seen at once."""
-    import torch
-
     Chip(kind).begin()
     device, loop = here.accelerator, asyncio.get_running_loop()
     own = poller_of(loop)
     ended: list[tuple[int, int]] = []
+
+    def note(line: int, number: int, _: asyncio.Future[None]) -> None:
+        ended.append((line, number))
+
     lines = [device.stream(0) for _ in range(2)]
     futures = []
     for line, stream in enumerate(lines):
         with device.using(stream):
-            torch.cuda._sleep(int(100 * 1.5e6))
+            cuda._sleep(int(100 * 1.5e6))
         for number in range(EVENTS):
             future = own.watch(device.record(stream))
-            future.add_done_callback(lambda _, at=(line, number): ended.append(at))
+            future.add_done_callback(partial(note, line, number))
             futures.append(future)
     late = await _lateness(asyncio.gather(*futures))
     for line in range(2):
@@ -53,11 +56,11 @@ async def poller(collective: Collective, rank: int, kind: str) -> Notes:
     hold(own.pending == 0, "events are left")
     delays = []
     for _ in range(50):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
+        first, last = (cuda.Event(enable_timing=True) for _ in range(2))
+        cuda.synchronize()
         start = time.perf_counter()
         first.record()
-        torch.cuda._sleep(int(0.3 * 1.5e6))
+        cuda._sleep(int(0.3 * 1.5e6))
         last.record()
         await own.watch(here.mark())
         took = time.perf_counter() - start
@@ -81,8 +84,7 @@ async def nccl_alone(collective: Collective, rank: int, kind: str) -> Notes:
     import os
 
     import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import BroadcastOptions, PrefixStore
+    from torch._C._distributed_c10d import BroadcastOptions, HashStore, PrefixStore
 
     chip = Chip(kind)
     chip.begin()
@@ -96,7 +98,7 @@ async def nccl_alone(collective: Collective, rank: int, kind: str) -> Notes:
     options.config.max_ctas = 8
     os.environ.update(ENVIRONMENT)
     with device.using(stream):
-        group = native(PrefixStore("alone", dist.HashStore()), 0, 1, options)
+        group = native(PrefixStore("alone", HashStore()), 0, 1, options)
         group.eager_connect_single_device(torch.device("cuda", 0))
     broadcast = BroadcastOptions()
     broadcast.rootRank = broadcast.rootTensor = 0
@@ -113,7 +115,7 @@ async def nccl_alone(collective: Collective, rank: int, kind: str) -> Notes:
     hold(torch.equal(source, expected), "a broadcast to oneself changed the bytes")
     start = time.perf_counter()
     await asyncio.get_running_loop().run_in_executor(None, group.abort)
-    version = ".".join(map(str, torch.cuda.nccl.version()))
+    version = ".".join(map(str, cuda.nccl.version()))
     return {"nccl": version, "abort_ms": 1e3 * (time.perf_counter() - start)}
 
 

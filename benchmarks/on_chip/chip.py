@@ -15,6 +15,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+cuda: Any = torch.cuda  # half of it is not typed
+
 CUDA, REHEARSAL = "cuda", "cpu"
 CYCLES = 1.5e6
 """Of the clock, in a millisecond: of most chips within a factor of two."""
@@ -74,7 +76,7 @@ class Chip:
     def spin(self, milliseconds: float) -> None:
         """Queue something that takes about so long."""
         if self.real:
-            torch.cuda._sleep(int(milliseconds * CYCLES))
+            cuda._sleep(int(milliseconds * CYCLES))
 
     @contextlib.contextmanager
     def side_stream(self) -> Iterator[None]:
@@ -82,7 +84,7 @@ class Chip:
         if not self.real:
             yield
             return
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with cuda.stream(cuda.Stream()):
             yield
 
     def allocated(self) -> int:
