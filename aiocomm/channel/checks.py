@@ -37,13 +37,6 @@ def refusal(name: str, reason: int) -> AiocommError:
     return closed(name)
 
 
-def again(error: AiocommError) -> AiocommError:
-    """A new one each time: one exception would collect the frames, and what they hold, of all."""
-    copy = type(error)(error.message)
-    copy.__cause__ = error.__cause__
-    return copy
-
-
 def check_key(key: object) -> str:
     """A key as a plain string: of a class of its own (an enum's, say) the server has none.
 

@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..options import Options
 from ..runtime import Runtime
-from .checks import again, check_key, check_target, check_weight, closed, refusal
+from .checks import check_key, check_target, check_weight, closed, refusal
 from .messages import (
     Ask,
     Cancel,
@@ -178,7 +178,7 @@ class ChannelClient:
             if ended and isinstance(work, CallWork):
                 work._finish(Seen(0, 0, False))
             else:
-                work._fail(again(error), quiet=isinstance(error, ClosedError))
+                work._fail(error.again(), quiet=isinstance(error, ClosedError))
         self._note_idle()
 
     def end_gets(self) -> None:
@@ -306,7 +306,7 @@ class ChannelClient:
 
     def _refuse(self, work: AsyncWork[Any]) -> bool:
         if self._error is not None:
-            work._fail(again(self._error))
+            work._fail(self._error.again())
         return self._error is not None
 
     def _send(self, message: FromClient) -> None:

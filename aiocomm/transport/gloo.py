@@ -349,13 +349,10 @@ class GlooRoute(BlockRoute):
         else:
             self._closer.join(0.1)  # its last act was to say so
 
-    def _refusal(self) -> RouteError:
+    def _refusal(self) -> AiocommError:
         if self._error is None:
             return RouteError(f"the Gloo route {self.label!r} is not open")
-        # A fresh one for each future: an exception instance collects every traceback it passes.
-        refusal = RouteError(self._error.message)
-        refusal.__cause__ = self._error.__cause__
-        return refusal
+        return self._error.again()
 
     def _broken(self, error: BaseException) -> None:
         reason = RouteError(f"the Gloo route {self.label!r} broke: {first_line(error)}")

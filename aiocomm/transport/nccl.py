@@ -356,10 +356,7 @@ class NcclRoute:
     def _refusal(self) -> AiocommError:
         if self._error is None:
             return RouteError(f"the NCCL route {self.label!r} is not open")
-        # A fresh one for each future: an exception instance collects every traceback it passes.
-        refusal = type(self._error)(self._error.message)
-        refusal.__cause__ = self._error.__cause__
-        return refusal
+        return self._error.again()
 
     def _break(self, what: str, error: BaseException) -> None:
         if isinstance(error, DeviceError):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from aiocomm.channel.checks import (
-    again,
     check_key,
     check_target,
     check_weight,
@@ -80,6 +79,6 @@ def test_each_refusal_names_the_channel_and_how_to_mend_it(
 def test_each_failure_is_an_error_of_its_own() -> None:
     error = closed("jobs")
     error.__cause__ = KeyError("why")
-    copy = again(error)
+    copy = error.again()
     assert copy is not error
     assert (type(copy), str(copy), copy.__cause__) == (type(error), str(error), error.__cause__)
