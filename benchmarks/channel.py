@@ -9,12 +9,11 @@ fifty consumers share one channel, and every item is to come exactly once.
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import TYPE_CHECKING, Any
 
 from aiocomm.demo.figures import median
 
-from .harness import folder
+from .local_ray import local_ray
 from .outcome import Outcome, ratios
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ TITLES = {SMALL: "small dict", TENSOR: "1 MiB tensor"}
 QUEUE, OPEN, BOUNDED = "ray.util.queue.Queue", "aiocomm Channel", "aiocomm Channel, maxsize=100"
 BAR = 5.0
 PRODUCERS, CONSUMERS, ITEMS = 50, 50, 10_000
-STORE = 1 << 30  # bytes of shared memory for Ray's objects
 
 
 def run(settings: Settings) -> Outcome:
@@ -75,23 +73,9 @@ def measure(
         *((way, SMALL, small) for way in (QUEUE, OPEN, BOUNDED)),
         *((way, TENSOR, large) for way in (QUEUE, OPEN, BOUNDED)),
     ]
-    os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
-    start: Any = ray.init
     actors: Any = channel_actors  # whose classes Ray has wrapped
-    with folder() as place:
-        start(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            configure_logging=False,
-            log_to_driver=False,
-            object_store_memory=STORE,
-            _temp_dir=f"{place}/ray",
-        )
-        try:
-            near, far = actors.Near.remote(), actors.Far.remote()
-            rounds = 3 if settings.quick else 11
-            seconds = ray.get(near.compare.remote(far, cells, rounds))
-            return seconds, ray.get(near.spread.remote(far))
-        finally:
-            ray.shutdown()
+    with local_ray():
+        near, far = actors.Near.remote(), actors.Far.remote()
+        rounds = 3 if settings.quick else 11
+        seconds = ray.get(near.compare.remote(far, cells, rounds))
+        return seconds, ray.get(near.spread.remote(far))

@@ -8,12 +8,11 @@ tensor; the bars are on the same object both ways.
 from __future__ import annotations
 
 import importlib.util
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiocomm.demo.figures import median
 
-from .harness import folder
+from .local_ray import local_ray
 from .outcome import Outcome, ratios
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ TITLES = {SMALL: "small dict", TENSOR: "16 MiB tensor", ARRAY: "16 MiB numpy arr
 CALL, OBJECT, BUFFER = "Ray actor call", "aiocomm send and recv", "aiocomm send_tensor"
 NEAR, FAR = "near", "far"
 BAR = 5.0
-STORE = 1 << 30  # bytes of shared memory for Ray's objects
 
 
 def run(settings: Settings) -> Outcome:
@@ -72,23 +70,12 @@ def measure(settings: Settings) -> dict[tuple[str, str], list[float]]:
         (OBJECT, TENSOR, large),
         (BUFFER, TENSOR, large),
     ]
-    os.environ.update(RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
-    start: Any = ray.init
-    with folder() as place:
-        start(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            configure_logging=False,
-            log_to_driver=False,
-            object_store_memory=STORE,
-            _temp_dir=f"{place}/ray",
+    with (
+        local_ray(),
+        launch(Near, 1, group=NEAR) as near,
+        launch(Far, 1, group=FAR) as far,
+    ):
+        found: dict[tuple[str, str], list[float]] = ray.get(
+            near[0].compare.remote(far[0], cells, 3 if settings.quick else 11)
         )
-        try:
-            with launch(Near, 1, group=NEAR) as near, launch(Far, 1, group=FAR) as far:
-                found: dict[tuple[str, str], list[float]] = ray.get(
-                    near[0].compare.remote(far[0], cells, 3 if settings.quick else 11)
-                )
-        finally:
-            ray.shutdown()
     return found
