@@ -165,7 +165,7 @@ async def test_ten_thousand_pending_calls_cost_no_thread(called: Any, gate: str)
     threads, native = threading.active_count(), len(os.listdir("/proc/self/task"))
     works = [AsyncChannelWork(ref) for _ in range(10_000)]
     assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/task")) <= native + 1  # Ray may start one of its own
+    assert len(os.listdir("/proc/self/task")) <= native + 10  # Ray may start some of its own
     for work in works[::2]:
         work._ref = None  # one call for all: cancelling the handle is not to cancel that
         work.cancel()  # and then it completes (F37)
