@@ -14,7 +14,8 @@ from aiocomm.errors import DeviceError
 from aiocomm.transport.completion import LONGEST_NAP, SPIN, Poller, poller_of
 
 from .. import loops
-from ..simulated import SimStream, Simulated
+from ..simulated import Simulated
+from ..simulated_memory import SimStream
 
 pytestmark = pytest.mark.asyncio
 

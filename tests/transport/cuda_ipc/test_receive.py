@@ -19,7 +19,7 @@ from aiocomm.transport.cuda_ipc.wire import pack_body, parse_body
 from aiocomm.transport.gloo_transfer import parse_count
 
 from ...pairs import until
-from ...simulated import SimStream
+from ...simulated_memory import SimStream
 from .ends import Ends, ends, noise
 
 pytestmark = pytest.mark.asyncio
