@@ -39,56 +39,59 @@ class Memory:
         self.size = size
         self._beside = size if hidden else 0
         self._end = 0
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of the end; memory is dropped anywhere, so that takes none
         self._free: dict[int, list[int]] = {}
-        self.used = 0  # bytes that are given out
         self.given: dict[int, tuple[int, int]] = {}  # room at an address, and which life of it
         self._users: dict[int, set[SimStream]] = {}  # to which it was lent
 
     def __contains__(self, address: int) -> bool:
         return self.base <= address < self.base + self.size
 
+    @property
+    def used(self) -> int:
+        """Bytes that are given out."""
+        return sum(room for room, _ in list(self.given.values()))
+
     def give(self, nbytes: int) -> torch.Tensor:
         room = max(GRAIN, -(-nbytes // GRAIN) * GRAIN)
-        with self._lock:  # copying threads ask too
-            free = self._free.setdefault(room, [])
-            if free:
-                address = free.pop()
-            elif self._end + room > self.size:
-                raise RuntimeError(f"simulated memory is out: {room} bytes are not there")
-            else:
-                address = self.base + self._end
-                self._end += room
-            self.used += room
-            self.given[address] = room, self.given.get(address, (0, 0))[1] + 1
+        try:
+            address = self._free.setdefault(room, []).pop()
+        except IndexError:
+            address = self._more(room)
+        self.given[address] = room, self.given.get(address, (0, 0))[1] + 1
         if self._beside:
             ctypes.memset(address, RUBBISH, room)
-        ctypes.memset(address + self._beside, FRESH, room)
+        ctypes.memset(self.content(address), FRESH, room)
         owner = _Owner()
         weakref.finalize(owner, self._take_back, address, room)
         return tensor_at(address, nbytes, owner)
 
+    def _more(self, room: int) -> int:
+        with self._lock:  # copying threads ask too
+            start = self._end
+            if start + room > self.size:
+                raise RuntimeError(f"simulated memory is out: {room} bytes are not there")
+            self._end += room
+        return self.base + start
+
     def lend(self, address: int, stream: SimStream) -> None:
         """The stream uses this memory too."""
-        with self._lock:
-            self._users.setdefault(address, set()).add(stream)
+        self._users.setdefault(address, set()).add(stream)
 
     def last_of_before(self, address: int) -> Callable[[], bool]:
         """An operation: the last one of who had this memory before, and writes to it."""
         life = self.given[address]
 
         def write() -> bool:
-            with self._lock:
-                if self.given[address] == life:  # else it is somebody else's by now
-                    ctypes.memset(self.content(address), FRESH, life[0])
+            if self.given[address] == life:  # else it is somebody else's by now
+                ctypes.memset(self.content(address), FRESH, life[0])
             return True
 
         return write
 
     def _take_back(self, address: int, room: int) -> None:
-        with self._lock:  # it may be held already: memory is dropped anywhere
-            busy = [stream for stream in self._users.pop(address, ()) if stream.operations]
-            left = len(busy)
+        busy = [stream for stream in self._users.pop(address, ()) if stream.operations]
+        left = len(busy)
 
         def passed() -> bool:
             nonlocal left
@@ -103,11 +106,9 @@ class Memory:
             self._reuse(address, room)
 
     def _reuse(self, address: int, room: int) -> None:
-        with self._lock:
-            ctypes.memset(address + self._beside, SCRIBBLE, room)
-            self._free[room].append(address)
-            self.given[address] = 0, self.given[address][1] + 1
-            self.used -= room
+        ctypes.memset(self.content(address), SCRIBBLE, room)
+        self.given[address] = 0, self.given[address][1] + 1
+        self._free[room].append(address)
 
     def content(self, address: int) -> int:
         """Where what a tensor at this address holds really lies."""

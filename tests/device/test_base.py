@@ -95,8 +95,8 @@ def test_fresh_memory_is_still_written_to_by_who_had_it_before_in_its_own_stream
 def test_memory_is_kept_for_the_streams_that_it_was_lent_to() -> None:
     sim = Simulated()
     home, *others = (sim.stream(0) for _ in range(3))
-    memory = sim.allocate(4, home)
-    sim.copy(memory, sim.tensor(torch.arange(4, dtype=torch.uint8)), home)
+    memory, values = sim.allocate(4, home), sim.tensor(torch.arange(4, dtype=torch.uint8))
+    sim.copy(memory, values, home)
     sim.run()
     targets = [sim.tensor(torch.zeros(4, dtype=torch.uint8)) for _ in others]
     for stream, target in zip(others, targets, strict=True):
