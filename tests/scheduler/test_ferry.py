@@ -172,7 +172,7 @@ async def test_who_gets_new_memory_may_drop_it_while_its_stream_reads_it(name: s
         assert torch.equal(sim.read(result), values)
 
 
-@pytest.mark.parametrize("name", ["copy", "clone"])
+@pytest.mark.parametrize("name", ["down", "copy", "clone"])
 async def test_what_is_not_ready_yet_is_not_copied(name: str) -> None:
     with simulated(auto=True) as sim:
         carrier, _ = ferry()
@@ -182,16 +182,22 @@ async def test_what_is_not_ready_yet_is_not_copied(name: str) -> None:
         with sim.using(mine):
             sim.write(source, values)
         after = sim.record(mine)
-        copying = carrier.run(
-            carrier.clone(source, after) if name == "clone" else carrier.copy(target, source, after)
-        )
+        crossing: dict[str, Callable[[], Any]] = {
+            "down": lambda: carrier.down([source], after),
+            "copy": lambda: carrier.copy(target, source, after),
+            "clone": lambda: carrier.clone(source, after),
+        }
+        copying = carrier.run(crossing[name]())
         for _ in range(10):
             await asyncio.sleep(0)
             sim.run()
         assert not copying.done()
         mine.held = False
         got = await copying
-        assert torch.equal(sim.read(target if got is None else got), values)
+        if name == "down":
+            assert torch.equal(got[0], values)
+        else:
+            assert torch.equal(sim.read(target if got is None else got), values)
 
 
 async def test_a_crossing_that_fails_unseen_is_no_news() -> None:
