@@ -223,6 +223,8 @@ class GlooPair:
 
     def give_up(self) -> None:
         """End a pair that nobody closed, as far as that takes ``LEAVE`` at most."""
+        if self._constructing is None:  # never started
+            return
         self.cut(RouteError("the Gloo route was never closed"))
         self.close_in_thread(lambda: None).join(LEAVE)
 

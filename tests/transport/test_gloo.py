@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from aiocomm.errors import ProtocolError, RouteError, UsageError
-from aiocomm.transport import gloo, gloo_pair, gloo_transfer
+from aiocomm.transport import gloo, gloo_pair, gloo_transfer, pair_route
 from aiocomm.transport.completion import Completions
 
 from ..processes import Stage, run_workers
@@ -242,7 +242,7 @@ class TestSever:
             route.sever()
             results = await asyncio.gather(*pending, return_exceptions=True)
             assert all(isinstance(result, RouteError) for result in results)
-            assert time.monotonic() - started < gloo.SEVER_GRACE
+            assert time.monotonic() - started < pair_route.SEVER_GRACE
             with pytest.raises(RouteError, match="severed"):
                 await start(noise(1))
             await route.aclose()

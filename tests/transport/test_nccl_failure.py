@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from aiocomm.errors import DeviceError, ProtocolError, RouteError
-from aiocomm.transport import nccl
+from aiocomm.transport import pair_route
 from aiocomm.transport.gloo_transfer import pack_count
 
 from ..pairs import until
@@ -170,7 +170,7 @@ async def test_severing_fails_what_is_pending_once_the_device_has_let_go() -> No
 async def test_what_the_device_does_not_let_go_of_fails_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nccl, "SEVER_GRACE", 0.01)
+    monkeypatch.setattr(pair_route, "SEVER_GRACE", 0.01)
     async with ends() as both:
         (buffer,), moved = both.fetch(9)
         both.sim.default[1].held = both.receiver._stream.held = True  # type: ignore[attr-defined]
@@ -204,7 +204,7 @@ async def test_a_cancelled_future_does_not_stop_the_transfer() -> None:
 async def test_an_abort_that_takes_long_goes_on_in_its_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(nccl, "CLOSE_GRACE", 0.05)
+    monkeypatch.setattr(pair_route, "CLOSE_GRACE", 0.05)
     release = threading.Event()
     async with ends() as both:
         for group in both.groups:
