@@ -31,13 +31,13 @@ from .completion import Completions
 from .gloo_pair import GlooPair
 from .gloo_transfer import MIB, longest_chunk, pack_count, parse_count
 from .pair_route import PairRoute
+from .route_end import SETUP_TIMEOUT
 
 if TYPE_CHECKING:
     import asyncio
     import threading
     from collections.abc import Callable, Sequence
 
-    from ..errors import AiocommError
     from .gloo_transfer import Transfer
 
 # What a receiver issues ahead: enough to outlast a loop that is busy for some 50 ms, few enough
@@ -70,7 +70,7 @@ class GlooRoute(PairRoute, BlockRoute):
         local_host: str,
         loop: asyncio.AbstractEventLoop,
         publish: Callable[[str, bytes], None],
-        timeout: float = 300.0,
+        timeout: float = SETUP_TIMEOUT,
         stall_timeout: float = 30.0,
     ) -> None:
         super().__init__(label, sending=sending, loop=loop, publish=publish, timeout=timeout)
@@ -186,7 +186,7 @@ class GlooRoute(PairRoute, BlockRoute):
             self._pump()
         self._finish_done()
 
-    def _end_pair(self, reason: AiocommError, done: Callable[[], None]) -> threading.Thread:
-        if self._chunks or not self._settled.done():
-            self._pair.cut(reason)
+    def _end_pair(self, done: Callable[[], None], *, opening: bool) -> threading.Thread:
+        if self._chunks or opening:
+            self._pair.cut(self._refusal())
         return self._pair.close_in_thread(done)  # without a cut, what was sent still arrives

@@ -242,11 +242,6 @@ class GlooPair:
                     knock.sendall(struct.pack("=q", number))
 
 
-def first_line(error: BaseException) -> str:
-    """What Gloo says, without the C++ stack that torch adds."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 def _device(gloo: Any, local_host: str) -> object:
     interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     if interfaces:

@@ -29,7 +29,8 @@ from .device_meeting import Meeting
 from .gloo_transfer import MIB
 from .nccl_flow import Flow
 from .nccl_pair import NcclPair
-from .pair_route import PairRoute, State
+from .pair_route import PairRoute
+from .route_end import SETUP_TIMEOUT, State
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     import torch
 
     from ..device.base import Event
-    from ..errors import AiocommError
     from ..options import Options
     from .gloo_transfer import Transfer
 
@@ -71,7 +71,7 @@ class NcclRoute(PairRoute):
         publish: Callable[[str, bytes], None],
         index: int,
         options: Options,
-        timeout: float = 300.0,
+        timeout: float = SETUP_TIMEOUT,
     ) -> None:
         super().__init__(label, sending=sending, loop=loop, publish=publish, timeout=timeout)
         self.index = index
@@ -108,8 +108,8 @@ class NcclRoute(PairRoute):
             self._pump()
             self._finish_done()
 
-    async def _meet(self) -> None:
-        """Exchange which chips the two are, and see whether NCCL can join them."""
+    async def _set_up(self) -> None:
+        """Exchange which chips the two are, and see whether NCCL can join them; then do so."""
         if self._device.process_group is None:
             raise RouteError("this torch has no NCCL: install one that is built with CUDA")
         own = self._device.identity(self.index)
@@ -120,6 +120,7 @@ class NcclRoute(PairRoute):
             raise RouteError(
                 f"the GPUs are of different models ({own.model} here, {peer.model} there)"
             )
+        await super()._set_up()
 
     # Moving bytes
 
@@ -205,6 +206,5 @@ class NcclRoute(PairRoute):
         if not self._active:
             self._flow.stop()
 
-    def _end_pair(self, reason: AiocommError, done: Callable[[], None]) -> threading.Thread:
-        self._meeting.fail(self._refusal())
-        return self._pair.cut_in_thread(reason, done)
+    def _end_pair(self, done: Callable[[], None], *, opening: bool) -> threading.Thread:
+        return self._pair.cut_in_thread(self._refusal(), done)

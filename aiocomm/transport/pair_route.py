@@ -1,4 +1,4 @@
-"""A bulk route over a process group of two: how it opens, queues transfers, breaks and closes.
+"""A bulk route over a process group of two: how it queues transfers, breaks and closes.
 
 The half of the Gloo and the NCCL route that is the same for both, on the event loop. What blocks is
 in the pair, the group of two, which has threads of its own for that. May not know what a pair is
@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from ..errors import AiocommError, DeviceError, RouteError
-from .gloo_pair import first_line
 from .gloo_transfer import Transfer
+from .route_end import RouteEnd, State
 
 if TYPE_CHECKING:
     import threading
@@ -38,15 +36,6 @@ SEVER_GRACE = 0.25
 CLOSE_GRACE = 2.0
 
 
-class State(enum.Enum):
-    """Of a route."""
-
-    NEW = "new"
-    OPENING = "opening"
-    OPEN = "open"
-    CLOSED = "closed"
-
-
 class Pair(Protocol):
     """What a route needs of its pair to open."""
 
@@ -54,22 +43,16 @@ class Pair(Protocol):
         """Construct it in a thread, which calls ``done`` with None or the error at its end."""
 
 
-class PairRoute(ABC):
-    """One direction of one group; used on its loop's thread only.
+class PairRoute(RouteEnd):
+    """One direction of one group, over a pair; see ``RouteEnd``, also for its other arguments.
 
     Args:
-        label: the same on both sides, unique on the link; the keys to publish begin with it.
         sending: which side it is.
-        loop: the loop it belongs to.
-        publish: hands a key and value to the peer's route (``deliver``), in order; on the loop.
-        timeout: seconds for ``open``.
 
     Attributes:
-        backend: as texts name it.
         chunk: bytes that are issued at a time, at most; None: those of ``gloo_transfer``.
     """
 
-    backend: ClassVar[str]
     chunk: ClassVar[int | None] = None
     _pair: Pair
 
@@ -82,14 +65,8 @@ class PairRoute(ABC):
         publish: Callable[[str, bytes], None],
         timeout: float,
     ) -> None:
-        self.label = label
+        super().__init__(label, loop=loop, publish=publish, timeout=timeout)
         self.sending = sending
-        self._loop = loop
-        self._publish = publish
-        self._timeout = timeout
-        self._state = State.NEW
-        self._error: AiocommError | None = None  # why it is closed
-        self._settled: asyncio.Future[None] = loop.create_future()  # it is open, or has failed
         self._closed: asyncio.Future[None] = loop.create_future()
         self._closer: threading.Thread | None = None
         self._waiting: deque[Transfer] = deque()  # with chunks left to issue
@@ -105,48 +82,20 @@ class PairRoute(ABC):
 
     # Opening
 
-    async def open(self) -> None:
-        """Construct the group, in a thread; both sides must do so. A second call waits along.
+    async def _set_up(self) -> None:
+        """Construct the group, in a thread, which ends by itself when this is cancelled."""
+        constructed: asyncio.Future[None] = self._loop.create_future()
 
-        Raises:
-            RouteError: it could not be set up, in time or at all, or the route was severed or
-                closed; the reason is in the text and chained.
+        def settle(error: BaseException | None) -> None:
+            if constructed.done():  # the route has failed meanwhile
+                return
+            if error is None:
+                constructed.set_result(None)
+            else:
+                constructed.set_exception(error)
 
-        Cancellation: severs the route; the thread ends by itself.
-        """
-        try:
-            async with asyncio.timeout(self._timeout):
-                if self._state is State.NEW:
-                    self._state = State.OPENING
-                    await self._meet()
-                    self._pair.start(lambda error: self._post(partial(self._constructed, error)))
-                await asyncio.wait([self._settled])  # one of several waiters must not cancel it
-        except TimeoutError as error:
-            text = "the peer does not open its side or cannot be reached"
-            self._fail(self._reason(f"was not set up in {self._timeout:g} s: {text}", error))
-        except AiocommError as error:
-            self._fail(error)
-        except asyncio.CancelledError:
-            self.sever()
-            raise
-        if self._error is not None:
-            raise self._refusal()
-
-    async def _meet(self) -> None:
-        """See whether there can be such a pair, before it is constructed.
-
-        Raises:
-            AiocommError: there cannot be one, or the route has failed meanwhile.
-        """
-
-    def _constructed(self, error: BaseException | None) -> None:
-        if self._state is not State.OPENING:
-            return
-        if error is not None:
-            self._break("could not be set up", error)
-        else:
-            self._state = State.OPEN
-            self._settled.set_result(None)
+        self._pair.start(lambda error: self._post(partial(settle, error)))
+        await constructed
 
     def _publish_from_thread(self, key: str, value: bytes) -> None:
         self._loop.call_soon_threadsafe(self._publish_on_loop, key, value)
@@ -157,7 +106,7 @@ class PairRoute(ABC):
         try:
             self._publish(key, value)
         except Exception as error:
-            self._break("could not reach its peer", error)
+            self._fail(self._reason(f"could not reach its peer: {error}", error))
 
     # Transfers
 
@@ -219,13 +168,6 @@ class PairRoute(ABC):
 
     # Ending
 
-    def sever(self) -> None:
-        """Drop everything: what is pending fails soon, whatever the peer does. Never blocks.
-
-        A pending future fails when the backend has let go of its buffers, or a moment later.
-        """
-        self._fail(self._reason("was severed on this side"))
-
     async def aclose(self) -> None:
         """Close: what is pending fails, what is done still reaches the peer. Bounded, idempotent.
 
@@ -244,36 +186,23 @@ class PairRoute(ABC):
             text = "%r: %s has not ended the group yet; it goes on in a thread"
             log.warning(text, self, self.backend)
 
-    @abstractmethod
-    def _end_pair(self, reason: AiocommError, done: Callable[[], None]) -> threading.Thread:
-        """Begin to end the pair, in a thread that calls ``done`` as the last thing it does."""
-
-    def _reason(self, text: str, cause: BaseException | None = None) -> RouteError:
-        reason = RouteError(f"the {self.backend} route {self.label!r} {text}")
-        reason.__cause__ = cause
-        return reason
-
-    def _refusal(self) -> AiocommError:
-        return self._reason("is not open") if self._error is None else self._error.again()
-
-    def _break(self, what: str, error: BaseException) -> None:
-        if not isinstance(error, DeviceError):
-            error = self._reason(f"{what}: {first_line(error)}", error)
-        self._fail(error)
-
-    def _fail(self, reason: AiocommError) -> None:
-        if self._state is State.CLOSED:
-            return
-        was, self._state, self._error = self._state, State.CLOSED, reason
+    def _drop(self) -> None:
         self._waiting.clear()
-        if was is not State.NEW:
+        if self._opening is not None:
             closed = partial(self._closed.set_result, None)
-            self._closer = self._end_pair(reason, lambda: self._post(closed))
+            opening = not self._opening.done()
+            self._closer = self._end_pair(lambda: self._post(closed), opening=opening)
         if self._active:
             self._grace = self._loop.call_later(SEVER_GRACE, self._fail_active)
         self._finish_done()
-        if not self._settled.done():
-            self._settled.set_result(None)
+
+    @abstractmethod
+    def _end_pair(self, done: Callable[[], None], *, opening: bool) -> threading.Thread:
+        """Begin to end the pair, which may not be there yet.
+
+        Returns:
+            The thread that does it, and calls ``done`` as the last thing it does.
+        """
 
     def _fail_active(self) -> None:
         # The buffers stay held until the backend has let go of them.

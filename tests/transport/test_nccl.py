@@ -101,6 +101,16 @@ async def test_a_tensor_on_another_device_is_brought_over_first() -> None:
         assert torch.equal(both.sim.read(buffer), values)
 
 
+async def test_nothing_to_move_is_done_in_its_turn() -> None:
+    async with ends() as both:
+        _, first = both.fetch(9)
+        _, empty = both.fetch()
+        await both.send(both.sim.tensor(noise(9)))
+        done, _ = await asyncio.wait([empty])
+        assert first.done()
+        assert done
+
+
 async def test_nothing_is_issued_before_the_receiver_has_issued_it() -> None:
     async with ends() as both:
         sending = both.send(both.sim.tensor(noise(9)))
