@@ -19,6 +19,8 @@ from aiocomm.errors import PeerLostError, RouteError
 from ..processes import Stage, Workers, run_workers
 from .members import group_with, member
 
+LOOPS = ["uvloop"]  # it starts processes; what differs by loop shows in the tests of the parts
+
 MIB = 1 << 20
 
 
