@@ -212,7 +212,7 @@ async def sever_in_the_middle(stage: Stage, sending: bool) -> float:
     async with staged(stage, "a>b", sending, stall_timeout=STALL) as route:
         start = route.send_blocks if sending else route.receive
         await start([buffer])
-        pending = [start([buffer]) for _ in range(100)]
+        pending = [start([buffer]) for _ in range(400)]
         stage.set("under way")
         await stage.wait("signalled")
         started = time.monotonic()
