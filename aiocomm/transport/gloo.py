@@ -1,8 +1,8 @@
 """The Gloo route: bulk bytes between two CPUs as two-member broadcasts, each an awaitable.
 
 Gloo's isend and irecv have no future, its broadcast has one, so a one-way process group of two
-carries each direction. This is the half that lives on the event loop: order, chunks, buffers,
-errors; what blocks is in ``GlooPair``, and both together are the only place that knows of Gloo. May
+carries each direction. This is what lives on the event loop beside ``PairRoute``: chunks and their
+pace; what blocks is in ``GlooPair``, and both together are the only place that knows of Gloo. May
 not know of links, messages or payloads: Gloo's own rendezvous goes through ``publish`` and
 ``deliver``. Large blocks go in chunks, so that a discarded message costs little memory; a window
 of them is in flight, so that Gloo never runs dry and issuing never holds the loop for long.

@@ -84,7 +84,7 @@ class RouteEnd(ABC):
         except asyncio.CancelledError:
             self.sever()
             raise
-        if self._error is not None:
+        if self._state is not State.OPEN:
             raise self._refusal()
 
     async def _open(self) -> None:

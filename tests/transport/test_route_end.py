@@ -115,6 +115,17 @@ async def test_severed_before_it_is_opened_and_twice() -> None:
     assert not end.begun.is_set()
 
 
+async def test_a_loop_that_ends_and_cancels_all_tasks_has_opened_nothing() -> None:
+    end = Fake()
+    waiting = await opening(end)
+    assert end._opening is not None
+    end._opening.cancel()
+    with pytest.raises(RouteError, match="is not open"):
+        await waiting
+    end.sever()
+    assert end.dropped == 1
+
+
 async def test_severed_in_the_turn_in_which_it_opened() -> None:
     end = Fake()
     waiting = await opening(end)
