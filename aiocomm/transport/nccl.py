@@ -1,9 +1,9 @@
 """The NCCL route: bulk bytes between two GPUs as two-member broadcasts in a stream of the route's.
 
 This is what lives on the event loop beside ``PairRoute``: chunks and their pace, and memory; what
-blocks is in ``NcclPair``. May not know of links, messages or payloads. The stream waits for the caller's at the
-call, so what was queued there before ``send`` is in what is sent; nothing waits on the host. A
-chunk is done when the event behind it is; chunks, and so futures, complete in order.
+blocks is in ``NcclPair``. May not know of links, messages or payloads. The stream waits for the
+caller's at the call, so what was queued there before ``send`` is in what is sent; nothing waits on
+the host. A chunk is done when the event behind it is; chunks, and so futures, complete in order.
 
 As over Gloo the sender issues a chunk only when the receiver has said that it has issued the same
 one: no kernel spins until the peer's user calls ``recv``, and the time-out of one tells a stalled
