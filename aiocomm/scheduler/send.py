@@ -75,7 +75,7 @@ class SendLane:
         self._open_route = open_route
         self.device = DeviceSending(runtime, open_device, context)
         self._broken = broken
-        self._context = context
+        self.context = context
         self._link: Link | None = None
         self._route: SendingRoute | None = None
         self._error: AiocommError | None = None
@@ -111,7 +111,6 @@ class SendLane:
                     self._count(packed, self._route.name if bulk and self._route else "link")
                     work._finish(None)
                     return
-        work._lane = self
         work._packed = packed
         work._entry = Outgoing(work, charge, bulk or far)
         self._start(self._order.submit(work._entry))
@@ -143,7 +142,7 @@ class SendLane:
 
     def rejected(self, sequence: int, text: str) -> None:
         """The peer could not pair a message with its call."""
-        error = PairingError(text, direction="send", sequence=sequence, **self._context)
+        error = PairingError(text, direction="send", sequence=sequence, **self.context)
         entry = self._order.started_with(sequence)
         work = entry.owner if entry is not None else None
         if isinstance(work, SendWork) and not work.done():
