@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -44,9 +44,21 @@ def _make_loop(name: str) -> Any:
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Any]:
-    # A module whose tests are dear says with which loops they are worth it.
-    names = getattr(item.getparent(pytest.Module).obj, "LOOPS", loops.FACTORIES)
-    return {name: partial(_make_loop, name) for name in names}
+    return {name: partial(_make_loop, name) for name in _worth(item)}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "loop_name" in metafunc.fixturenames:
+        metafunc.parametrize("loop_name", sorted(_worth(metafunc.definition)), indirect=True)
+
+
+def _worth(item: pytest.Item) -> Collection[str]:
+    """The loops for which a test is run: a class or module whose tests are dear says in LOOPS."""
+    for kind in (pytest.Class, pytest.Module):
+        parent = item.getparent(kind)
+        if parent is not None and hasattr(parent.obj, "LOOPS"):
+            return parent.obj.LOOPS
+    return loops.FACTORIES
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,9 +103,9 @@ def cluster(_session: None) -> Iterator[None]:
     cluster.stop(place)
 
 
-@pytest.fixture(params=sorted(loops.FACTORIES))
+@pytest.fixture
 def loop_name(request: pytest.FixtureRequest) -> str:
-    """For plain tests that start workers: once with asyncio in them, once with uvloop."""
+    """For plain tests that start workers: once with asyncio in them, once with uvloop, or LOOPS."""
     return str(request.param)
 
 

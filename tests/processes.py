@@ -34,6 +34,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from . import loops
+from .leaks import GRACE
 from .nursery import STATUS, fork
 from .worker import Decoder, End, Job, Post, Stage, encode
 
@@ -204,17 +205,25 @@ class Workers:
             worker._close()
 
     def start(
-        self, function: Callable[..., Any], *args: Any, strict: bool = True, **kwargs: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        strict: bool = True,
+        grace: float | None = None,
+        **kwargs: Any,
     ) -> Worker:
         """Run ``function(stage, *args, **kwargs)`` in a process of its own, now.
 
         Args:
             function: an importable coroutine function, or a plain one that runs without a loop.
             strict: what it leaves behind counts as a failure.
+            grace: seconds for it to end by itself; by default none where it is no failure.
         """
+        if grace is None:
+            grace = GRACE if strict else 0.0
         worker = Worker(self, len(self._workers), function.__qualname__, strict)
         call = pickle.dumps((function, args, kwargs))
-        job = Job(call, worker.rank, self._count, self._loop, sys.path, dict(os.environ))
+        job = Job(call, worker.rank, self._count, self._loop, grace, sys.path, dict(os.environ))
         ours, theirs = socket.socketpair()
         status, status_theirs = os.pipe()
         try:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -68,17 +69,33 @@ def run(path: Path, *args: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def run_example(name: str) -> list[str]:
+    path = ROOT / "examples" / f"{name}.py"
+    port = [str(free_port())] if name == "own_loop" else []
+    with on_ray() if name.startswith("ray_") else nullcontext({}) as environment:
+        return run(path, *port, **environment)
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> dict[str, Future[list[str]]]:
+    """All examples that are asked for, run two at a time: each takes seconds to import torch."""
+    items = [item for item in request.session.items if item.name.startswith("test_example[")]
+    with ThreadPoolExecutor(2) as pool:
+        return {
+            name: pool.submit(run_example, name)
+            for name in (str(item.callspec.params["name"]) for item in items)
+        }
+
+
 def test_every_example_is_run() -> None:
     assert sorted(LAST_LINES) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", sorted(LAST_LINES))
-def test_example(name: str) -> None:
+def test_example(runs: dict[str, Future[list[str]]], name: str) -> None:
     path = ROOT / "examples" / f"{name}.py"
     assert len(path.read_text().splitlines()) < LINES
-    port = [str(free_port())] if name == "own_loop" else []
-    with on_ray() if name.startswith("ray_") else nullcontext({}) as environment:
-        assert run(path, *port, **environment)[-1] == LAST_LINES[name]
+    assert runs[name].result()[-1] == LAST_LINES[name]
 
 
 @contextmanager

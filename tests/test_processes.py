@@ -224,7 +224,7 @@ async def _leave_warning(stage: Stage) -> None:
 )
 def test_what_a_worker_leaves_behind_is_a_failure(function: object, text: str) -> None:
     with Workers(1) as workers:
-        worker = workers.start(function)  # type: ignore[arg-type]
+        worker = workers.start(function, grace=0.0)  # type: ignore[arg-type]
         with pytest.raises(WorkerDirty, match=text):
             workers.join()
         assert worker.status == 0

@@ -40,6 +40,7 @@ class Job:
     rank: int
     count: int
     loop: str
+    grace: float  # seconds for what it leaves behind to end by itself
     path: list[str]
     environment: dict[str, str]
 
@@ -209,7 +210,7 @@ def _run(stage: Stage, job: Job, complaints: list[str]) -> End:
         function = args = kwargs = None
         encoded = pickle.dumps(value)
         del value
-        complaints += before.left(files=False)
+        complaints += before.left(files=False, grace=job.grace)
         return End(value=encoded, complaints=complaints)
     except BaseException as error:
         # Whatever it is belongs to the test, which raises it again.

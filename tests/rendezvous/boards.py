@@ -51,9 +51,9 @@ def descriptor(board: TCPBoard) -> connect.Descriptor:
 def rounds(full: int) -> int:
     """How often to repeat what starts a process of Ray each time: a third of a second of CPU.
 
-    All of it with AIOCOMM_ROUNDS=all, else a fifth, for the suite is to take no more than minutes.
+    All of it with AIOCOMM_ROUNDS=all, else a tenth, for the suite is to take no more than minutes.
     """
-    return full if os.environ.get("AIOCOMM_ROUNDS") == "all" else full // 5
+    return full if os.environ.get("AIOCOMM_ROUNDS") == "all" else full // 10
 
 
 def run_python(program: str) -> str:

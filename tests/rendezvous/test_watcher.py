@@ -15,6 +15,8 @@ from aiocomm.rendezvous import TCPBoard, board, session, watcher
 from ..processes import Stage, Workers
 from .boards import WAIT, arrived, board_threads, eventually
 
+LOOPS = ["asyncio"]  # how a board is joined to a loop is tested on both, in test_base
+
 
 @pytest.mark.asyncio
 async def test_a_wait_goes_on_when_its_slice_is_over(

@@ -10,13 +10,22 @@ import threading
 import pytest
 import torch
 
+from aiocomm import session
 from aiocomm.errors import ClosedError, DecodeError, DeviceError, RouteError
+from aiocomm.transport.cuda_ipc import receive
 
 from ..device_pairs import LARGE, SMALL, device_pair, each_size, each_way, each_wire
 from ..pairs import until
 
 pytestmark = pytest.mark.asyncio
 LOOPS = ["uvloop"]  # they wait for time-outs; what is awaited is the same on both
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a device that never comes back, or for a peer to say why, waits for less."""
+    monkeypatch.setattr(receive, "CLOSE_GRACE", 0.2)
+    monkeypatch.setattr(session, "VERDICT_DELAY", 0.1)
 
 
 @each_wire

@@ -24,6 +24,8 @@ from aiocomm.session import Session
 
 from ..processes import Stage, Workers
 
+LOOPS = ["uvloop"]  # it starts processes; what differs by loop shows in the tests of the parts
+
 MEMBERS = ["trainer:0", "rollout:0"]
 BULK = 128 * 1024  # float32s: large enough for a bulk route, and the kernel's buffers can hold them
 

@@ -18,6 +18,8 @@ from ..pairs import each_route, pair, ramp
 from ..processes import Stage, Workers, run_workers
 from .members import group_with, member
 
+LOOPS = ["asyncio"]  # it starts processes; what differs by loop shows in the tests of the parts
+
 MIB = 1 << 20
 
 

@@ -15,6 +15,8 @@ from ..pairs import pair, ramp
 from ..processes import Stage, Workers
 from .members import group_with, member
 
+LOOPS = ["uvloop"]  # it starts processes, and the order is made without a loop
+
 
 def message(number: int, seed: int) -> Any:
     """One of many kinds and sizes, the same at both ends."""

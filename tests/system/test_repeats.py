@@ -16,6 +16,8 @@ from ..payloads import Plain, same
 from ..processes import Stage, Workers
 from .members import group_with, member
 
+LOOPS = ["uvloop"]  # it starts processes; what differs by loop shows in the tests of the parts
+
 STEPS = 60
 
 

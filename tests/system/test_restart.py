@@ -25,7 +25,7 @@ one_route = pytest.mark.parametrize("actors", ["shm"], indirect=True, scope="mod
 
 MIB = 1 << 20
 LARGE = 64 * MIB
-RESTARTS = {"shm": 5, "gloo": 2}
+RESTARTS = {"shm": 3, "gloo": 2}
 
 
 @pytest.fixture(scope="module")

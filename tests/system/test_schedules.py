@@ -13,6 +13,8 @@ from ..processes import Stage, Workers
 from .members import group_with, member
 from .schedules import STEPS, Player, Sent, Step
 
+LOOPS = ["asyncio"]  # the order is made without a loop
+
 SMALL_WINDOW: dict[str, Any] = {"window_messages": 3, "prefetch_bytes": 8 * EAGER}
 
 

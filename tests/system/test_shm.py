@@ -19,6 +19,8 @@ from aiocomm.errors import PeerLostError, RouteError
 from ..processes import Stage, Workers, run_workers
 from .members import group_with, member
 
+LOOPS = ["uvloop"]  # it starts processes; what differs by loop shows in the tests of the parts
+
 MIB = 1 << 20
 
 
@@ -136,37 +138,39 @@ def test_a_receiver_that_never_lets_go_of_anything_stops_nobody(loop_name: str) 
     assert sent == {"shm": 24}
 
 
-async def is_short_of_memory(stage: Stage, shm_bytes: int, limit: int) -> set[str]:
+async def is_short_of_memory(stage: Stage, shm_bytes: int, limit: int, size: int) -> set[str]:
     """The sender may make no segment of more than ``limit`` bytes once the route is up."""
     async with member(stage, shm_bytes=shm_bytes) as collective:
         group = group_with(collective, 1 - stage.rank)
         if stage.rank:
             for number in range(4):
                 message = await group.recv()
-                assert message["x"].equal(value_of(number, 16 * MIB))
-                buffer = torch.empty(16 * MIB, dtype=torch.uint8)
-                assert (await group.recv_tensor(buffer)).equal(value_of(number, 16 * MIB))
+                assert message["x"].equal(value_of(number, size))
+                buffer = torch.empty(size, dtype=torch.uint8)
+                assert (await group.recv_tensor(buffer)).equal(value_of(number, size))
             return routes(group)
-        await group.send({"x": value_of(0, 16 * MIB)})
+        await group.send({"x": value_of(0, size)})
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-        await group.send_tensor(value_of(0, 16 * MIB))
+        await group.send_tensor(value_of(0, size))
         for number in range(1, 4):
-            await group.send({"x": value_of(number, 16 * MIB)})
-            await group.send_tensor(value_of(number, 16 * MIB))
+            await group.send({"x": value_of(number, size)})
+            await group.send_tensor(value_of(number, size))
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         return routes(group)
 
 
 @pytest.mark.parametrize(
-    ("shm_bytes", "limit"),
+    ("shm_bytes", "limit", "size"),
     [
-        pytest.param(64 * 1024, 1 << 30, id="pool smaller than a tensor"),
-        pytest.param(64 * MIB, 4096, id="memory runs out in the middle"),
+        pytest.param(64 * 1024, 1 << 30, 2 * MIB, id="pool smaller than a tensor"),
+        pytest.param(64 * MIB, 4096, 16 * MIB, id="memory runs out in the middle"),
     ],
 )
-def test_the_ring_serves_where_there_is_no_more(loop_name: str, shm_bytes: int, limit: int) -> None:
-    for found in run_workers(is_short_of_memory, 2, shm_bytes, limit, loop=loop_name):
+def test_the_ring_serves_where_there_is_no_more(
+    loop_name: str, shm_bytes: int, limit: int, size: int
+) -> None:
+    for found in run_workers(is_short_of_memory, 2, shm_bytes, limit, size, loop=loop_name):
         assert found == {"shm"}
 
 
@@ -186,7 +190,13 @@ async def has_no_shared_memory(stage: Stage, rank: int) -> tuple[set[str], list[
                 await group.send({"x": value_of(number)})
             else:
                 assert (await group.recv())["x"].equal(value_of(number))
-        return routes(group), warnings
+        large = routes(group)
+        if stage.rank == 0:
+            await group.send(value_of(3, 20 << 10))  # would have gone by shared memory
+        else:
+            assert (await group.recv()).equal(value_of(3, 20 << 10))
+        assert routes(group) - large == {"link"}
+        return large, warnings
 
 
 def test_without_shared_memory_gloo_takes_over_with_one_warning(loop_name: str) -> None:
