@@ -170,6 +170,8 @@ async def test_what_is_dropped_is_held_while_its_own_device_still_reads_it(
         before = sim.used_bytes
         sending = both.send(sim.tensor(noise(9), 1), sim.tensor(noise(70), 1))  # with a gap
         message = sim.used_bytes - before
+        buffers, gap, joined = 64 + 128, 64, 192
+        assert message == buffers + buffers + gap + joined, "there, here, and what a kernel joins"
         both.sender.sever()
         with pytest.raises(RouteError, match="severed"):
             await sending
