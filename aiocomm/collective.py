@@ -98,7 +98,7 @@ class Collective:
         members = self._members(worker_addresses)
         if group_name is not None and (not isinstance(group_name, str) or not group_name.strip()):
             raise AddressError(f"group name {group_name!r} is empty: give it text, or leave it out")
-        _check_key(members, group_name or "")
+        check_names(members, group_name or "")
         self._runtime.check()
         for cached in self._find(members, group_name or ""):
             if cached.session.state in LIVE or cached.session.state is State.LOST:
@@ -353,7 +353,7 @@ def _key(members: Members, name: str) -> str:
     return json.dumps([str(members[0]), str(members[1]), name])
 
 
-def _check_key(members: Members, name: str) -> None:
+def check_names(members: Members, name: str = "") -> None:
     """Refuse a group that no link could be agreed on for.
 
     Raises:
@@ -365,10 +365,10 @@ def _check_key(members: Members, name: str) -> None:
         raise AddressError(f"group name {name!r} is not UTF-8 text: give it other text") from error
     size = len(json.dumps(_key(members, name)))
     if size > MAX_TEXT:
+        names = [each for each in (name, members[0].name, members[1].name) if each]
         raise AddressError(
-            f"the group's name and those of its members take {size} bytes as JSON and {MAX_TEXT} "
-            f"fit: give shorter ones than {name[:40]!r}..., {members[0].name[:40]!r}... and "
-            f"{members[1].name[:40]!r}..."
+            f"the names of a group and of its members take {size} bytes as JSON and {MAX_TEXT} "
+            f"fit: give shorter ones than {', '.join(f'{each[:40]!r}...' for each in names)}"
         )
 
 

@@ -87,8 +87,9 @@ class CollectiveGroup:
         packed = pack(obj)
         if packed.device is not None:
             packed.device.ready = here.mark(packed.device.index)
-        work = SendWork(loop=self._runtime.loop)
-        self._session.enter(self._session.sending.submit, work, packed)
+        work, lane = SendWork(loop=self._runtime.loop), self._session.sending
+        work._lane = lane
+        self._session.enter(lane.submit, work, packed)
         return work
 
     def recv(self, async_op: bool = True) -> AsyncWork[Any]:
@@ -108,12 +109,13 @@ class CollectiveGroup:
         """
         if not async_op:
             raise _would_block()
-        work = RecvWork(loop=self._runtime.loop)
+        work, lane = RecvWork(loop=self._runtime.loop), self._session.receiving
+        work._lane = lane
         if here.in_use():
             index = self._runtime.options.device
             if index is None or index < here.accelerator.count():  # else no tensor can come there
                 work._home = here.stream_here(index)
-        self._session.enter(self._session.receiving.submit, work)
+        self._session.enter(lane.submit, work)
         return work
 
     def send_tensor(self, tensor: torch.Tensor, async_op: bool = True) -> AsyncWork[None]:
@@ -139,8 +141,9 @@ class CollectiveGroup:
         packed = pack_tensor(tensor)
         if packed.device is not None:
             packed.device.ready = here.mark(packed.device.index)
-        work = SendWork(loop=self._runtime.loop)
-        self._session.enter(self._session.sending.submit, work, packed)
+        work, lane = SendWork(loop=self._runtime.loop), self._session.sending
+        work._lane = lane
+        self._session.enter(lane.submit, work, packed)
         return work
 
     def recv_tensor(self, tensor: torch.Tensor, async_op: bool = True) -> AsyncWork[torch.Tensor]:
@@ -165,11 +168,12 @@ class CollectiveGroup:
         if not async_op:
             raise _would_block()
         memory = as_bytes(tensor)
-        work = RecvWork(loop=self._runtime.loop)
+        work, lane = RecvWork(loop=self._runtime.loop), self._session.receiving
+        work._lane = lane
         work._buffer, work._bytes, work._spec = tensor, memory, spec_of(tensor)
         if work._spec.device_type != "cpu" and memory.numel():
             work._ready = here.mark(here.device_of(memory).index)
-        self._session.enter(self._session.receiving.submit, work)
+        self._session.enter(lane.submit, work)
         return work
 
     async def ready(self) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from .address import WorkerAddress
+from .collective import check_names
 from .comm import Seat
 from .errors import MissingPackageError, RendezvousTimeout, UsageError, WouldBlockError
 from .options import Options
@@ -337,12 +338,13 @@ def launch(
 
     Raises:
         UsageError: an argument is not usable; the text says which.
-        AddressError: no worker can have that name.
+        AddressError: no worker can have that name, or it is too long for two of them to meet.
         ValueError: Ray has an actor of that name.
         TypeError: the constructor does not take these arguments.
         Whatever it is, what was made is undone.
     """
     _check(cls, n, actor_options)
+    check_names((WorkerAddress.of(group, 0), WorkerAddress.of(group, max(1, n - 1))))
     used = Seat(  # by the actors; refused here if it is not usable
         board=cls.comm_board if board is None else board,
         options=cls.comm_options if options is None else options,

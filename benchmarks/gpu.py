@@ -19,10 +19,10 @@ import platform
 import sys
 import time
 import traceback
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
@@ -36,7 +36,7 @@ from benchmarks.on_chip import alone, checks, figures  # noqa: E402
 from benchmarks.on_chip.chip import CUDA, REHEARSAL, Chip  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
 LIMIT = 285.0
 """Seconds for all of it."""
@@ -108,26 +108,12 @@ class Result:
     error: str = ""
 
 
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def run(check: Check, kind: str, seconds: float) -> Result:
     """Run one check in new processes, at most so many seconds. Raises nothing of it."""
     result = Result(check.name, check.title, "held")
     start = time.perf_counter()
     try:
-        with _environment(check.environment):
+        with patch.dict(os.environ, check.environment):
             found = aiocomm.run_local(
                 check.run,
                 check.processes,

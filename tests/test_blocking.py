@@ -144,8 +144,11 @@ def test_errors_come_out_of_the_calls() -> None:
             theirs.recv_tensor(torch.zeros(3))
         ours.send([2])
         assert theirs.recv() == [2]
-        with pytest.raises(TimeoutError):
-            theirs.recv(async_op=True).wait(0.0)
+        late = theirs.recv(async_op=True)
+        where = r"group a:0\|b:0, direction recv, peer a:0> was not done within 0.0 s; it goes on"
+        for work in (late, late.then(len).then(str)):
+            with pytest.raises(TimeoutError, match=where):
+                work.wait(0.0)
 
 
 def test_closing_and_what_is_refused_afterwards() -> None:

@@ -252,6 +252,11 @@ USAGE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "none": (lambda: launch(Actor, 0, group="g"), UsageError, "0 actors"),
     "no number": (lambda: launch(Actor, True, group="g"), UsageError, "True actors"),
     "no group": (lambda: launch(Actor, 1, group=" "), AddressError, "worker name"),
+    "a long name": (
+        lambda: launch(Actor, 1, group="x" * 3000),
+        AddressError,
+        r"2048 fit: give shorter ones than 'x{40}'",
+    ),
     "no name": (lambda: launch(Actor, 1, group="g:0"), AddressError, "give name and rank apart"),
     "a name": (
         lambda: launch(Actor, 1, group="g", actor_options={"name": "x"}),

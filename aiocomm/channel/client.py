@@ -135,12 +135,14 @@ class ChannelClient:
         if key is not None:
             key = check_key(key)
         work = CallWork(loop=self._loop)
+        work._client = self
         self._enter(partial(self._call, work, lambda number: Look(number, key)), work)
         return work
 
     def close(self, *, drop: bool) -> AsyncWork[None]:
         """See ``Channel.close`` and ``abort``."""
         work = CallWork(loop=self._loop)
+        work._client = self
         self._enter(partial(self._call, work, lambda number: Close(number, drop)), work)
         return work
 

@@ -27,6 +27,10 @@ class PutWork(AsyncWork[None]):
     _weight: float
 
     @property
+    def _whereabouts(self) -> str:
+        return f"a put into channel {self._client.name!r}"
+
+    @property
     def _falls_with_its_branch(self) -> bool:
         return True
 
@@ -45,6 +49,10 @@ class GetWork(DeliveredWork):
     _number: int = -1  # until it is known to the server
     _batch: bool = False
     _owes: bool = False  # word to the server of what became of the items
+
+    @property
+    def _whereabouts(self) -> str:
+        return f"a get from channel {self._client.name!r}"
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the item.
@@ -85,3 +93,9 @@ class CallWork(AsyncWork[Any]):
 
     Cancellation: the answer is ignored.
     """
+
+    _client: ChannelClient
+
+    @property
+    def _whereabouts(self) -> str:
+        return f"a call of channel {self._client.name!r}"

@@ -243,6 +243,14 @@ class AsyncWork(asyncio.Future[T]):
             self._log_traceback = False
 
     @property
+    def _whereabouts(self) -> str:
+        """What it is that waits, for texts: of which group or channel; empty where none is known.
+
+        Called in any thread.
+        """
+        return ""
+
+    @property
     def _falls_with_its_branch(self) -> bool:
         """Whether it is cancelled with its last branch when nobody else waits for it.
 
@@ -277,7 +285,8 @@ class AsyncWork(asyncio.Future[T]):
 
     def _state_text(self) -> str:
         if not self.done():
-            return "pending"
+            where = self._whereabouts
+            return f"pending: {where}" if where else "pending"
         if self.cancelled():
             return "cancelled"
         if (error := self._exception) is not None:

@@ -287,6 +287,13 @@ class AsyncFuncWork(AsyncWork[T]):
         awaited = self._awaiting
         return self._call is not None and awaited is not None and awaited._falls_with_its_branch
 
+    @property
+    def _whereabouts(self) -> str:
+        waited_for: AsyncWork[Any] = self
+        while (behind := waited_for._awaiting) is not None:
+            waited_for = behind
+        return "" if waited_for is self else waited_for._whereabouts
+
     def _state_text(self) -> str:
         return f"{self._name} {super()._state_text()}"
 

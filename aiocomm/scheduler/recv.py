@@ -81,7 +81,7 @@ class RecvLane:
         options = runtime.options
         self._runtime = runtime
         self._broken = broken
-        self._context = context
+        self.context = context
         self._order = RecvOrder(
             _fits,
             prefetch_bytes=options.prefetch_bytes,
@@ -120,7 +120,6 @@ class RecvLane:
 
     def submit(self, work: RecvWork) -> None:
         """Put a call of recv in line; it may be done when this returns."""
-        work._lane = self
         post = work._entry = Post(work, work._buffer is not None)
         actions = self._order.post(post)
         if actions:
@@ -242,7 +241,7 @@ class RecvLane:
             arrival.release()
             if isinstance(error, AiocommError):
                 error.direction, error.sequence = "recv", message.sequence
-                error.group, error.peer = self._context["group"], self._context["peer"]
+                error.group, error.peer = self.context["group"], self.context["peer"]
             work._fail(error)
             return
         if arrival.held is not None:
@@ -275,7 +274,7 @@ class RecvLane:
         sequence = action.message.sequence
         mend = "call send with recv, send_tensor with recv_tensor and a buffer of the same spec"
         text = f"{sent} met {asked}: the message is dropped; {mend}"
-        work._fail(PairingError(text, direction="recv", sequence=sequence, **self._context))
+        work._fail(PairingError(text, direction="recv", sequence=sequence, **self.context))
         self._reply(FrameKind.REJECT, sequence, text.encode())
 
     def _transfer(self, action: Transfer) -> None:

@@ -54,6 +54,9 @@ class SendLane:
         open_device: the same for memory of the device of that index.
         broken: told when a transfer of this direction failed.
         context: ``group`` and ``peer`` for the errors.
+
+    Attributes:
+        eager_limit: bytes up to which a message in memory of the host rides in its envelope.
     """
 
     def __init__(
@@ -66,13 +69,13 @@ class SendLane:
         context: Context,
     ) -> None:
         self._runtime = runtime
-        self._eager_limit = runtime.options.eager_limit
+        self.eager_limit = runtime.options.eager_limit
         self._order = SendOrder()
         self._schemas = SentSchemas()
         self._open_route = open_route
         self.device = DeviceSending(runtime, open_device, context)
         self._broken = broken
-        self._context = context
+        self.context = context
         self._link: Link | None = None
         self._route: SendingRoute | None = None
         self._error: AiocommError | None = None
@@ -91,10 +94,11 @@ class SendLane:
         if self._error is not None:
             work._fail(self._error.again())
             return
-        bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
+        far = packed.device is not None
+        limit = self._runtime.options.eager_limit if far else self.eager_limit
+        bulk = packed.nbytes > limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
         link = self._link
-        far = packed.device is not None
         if far:
             if not bulk and link is not None and not link.in_process:
                 self.device.begin(work, packed)
@@ -107,7 +111,6 @@ class SendLane:
                     self._count(packed, self._route.name if bulk and self._route else "link")
                     work._finish(None)
                     return
-        work._lane = self
         work._packed = packed
         work._entry = Outgoing(work, charge, bulk or far)
         self._start(self._order.submit(work._entry))
@@ -139,7 +142,7 @@ class SendLane:
 
     def rejected(self, sequence: int, text: str) -> None:
         """The peer could not pair a message with its call."""
-        error = PairingError(text, direction="send", sequence=sequence, **self._context)
+        error = PairingError(text, direction="send", sequence=sequence, **self.context)
         entry = self._order.started_with(sequence)
         work = entry.owner if entry is not None else None
         if isinstance(work, SendWork) and not work.done():

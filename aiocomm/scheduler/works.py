@@ -33,6 +33,10 @@ class SendWork(AsyncWork[None]):
     _host: asyncio.Task[Sequence[torch.Tensor]] | None = None  # its bytes, on their way to the host
 
     @property
+    def _whereabouts(self) -> str:
+        return _whereabouts("send", self)
+
+    @property
     def _falls_with_its_branch(self) -> bool:
         return True
 
@@ -57,8 +61,18 @@ class RecvWork(DeliveredWork):
     _ready: Event | None = None  # of a buffer on a device: it may be written to from then on
     _home: Stream | None = None  # where the thread that called uses what comes on a device
 
+    @property
+    def _whereabouts(self) -> str:
+        return _whereabouts("recv", self)
+
     def _put_back(self, delivered: Incoming) -> None:
         self._lane.give_back(self, delivered)
 
     def _on_cancel(self) -> None:
         self._lane.cancelled(self)
+
+
+def _whereabouts(direction: str, work: SendWork | RecvWork) -> str:
+    """As errors have it."""
+    context = work._lane.context
+    return f"group {context['group']}, direction {direction}, peer {context['peer']}"

@@ -40,17 +40,8 @@ class Meeting:
         if not self._told.done():
             self._told.set_result(Identity(uuid, model))
 
-    def fail(self, error: Exception) -> None:
-        """The route is over: there is nobody to wait for. Idempotent."""
-        if not self._told.done():
-            self._told.set_exception(error)
-            self._told.exception()  # whoever waits sees it; nobody may be waiting
-
     async def meet(self, own: Identity) -> Identity:
         """Tell which chip this end is on, and wait to be told the same.
-
-        Raises:
-            Exception: what ``fail`` was given.
 
         Cancellation: safe; what the peer told is kept.
         """

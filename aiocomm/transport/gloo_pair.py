@@ -223,6 +223,8 @@ class GlooPair:
 
     def give_up(self) -> None:
         """End a pair that nobody closed, as far as that takes ``LEAVE`` at most."""
+        if self._constructing is None:  # never started
+            return
         self.cut(RouteError("the Gloo route was never closed"))
         self.close_in_thread(lambda: None).join(LEAVE)
 
@@ -238,11 +240,6 @@ class GlooPair:
                     socket.create_connection((host, record.port), timeout=0.2) as knock,
                 ):
                     knock.sendall(struct.pack("=q", number))
-
-
-def first_line(error: BaseException) -> str:
-    """What Gloo says, without the C++ stack that torch adds."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _device(gloo: Any, local_host: str) -> object:

@@ -81,7 +81,7 @@ class Transfer:
         self._offset = 0
         self.outstanding = 0  # chunks that are issued and not done
         self.keep: object = None  # whatever else is held as long
-        self.last = 0  # of all chunks of its direction, the number behind its last one
+        self.last = 0  # chunks of its direction that the peer must say it has, before it is done
         self.future = future
 
     @property

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import aiocomm
+from aiocomm.channel.client import ChannelClient
 from aiocomm.errors import (
     ChannelEmpty,
     ChannelFull,
@@ -249,3 +250,19 @@ async def test_keys_of_an_enum_are_their_text() -> None:
         await ends.client.put(1, 0, Key.EASY)
         assert await ends.client.look(Key.EASY).then(lambda seen: seen.queued) == 1
         assert await ends.client.get("easy") == 1
+
+
+@pytest.mark.asyncio
+async def test_works_say_which_channel_they_wait_for() -> None:
+    client = ChannelClient(NAME, asyncio.get_running_loop())  # its channel is nowhere yet
+    works = [client.put(1, 0, "k"), client.get("k"), client.get_batch("k", 2), client.look(None)]
+    works.append(client.close(drop=False))
+    assert [repr(work) for work in works] == [
+        "<PutWork pending: a put into channel 'jobs'>",
+        "<GetWork pending: a get from channel 'jobs'>",
+        "<GetWork pending: a get from channel 'jobs'>",
+        "<CallWork pending: a call of channel 'jobs'>",
+        "<CallWork pending: a call of channel 'jobs'>",
+    ]
+    for work in works:
+        work.cancel()

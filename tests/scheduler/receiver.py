@@ -38,11 +38,13 @@ class Receiver:
 
     def recv(self) -> RecvWork:
         work = RecvWork(loop=asyncio.get_running_loop())
+        work._lane = self.lane
         self.lane.submit(work)
         return work
 
     def recv_tensor(self, buffer: torch.Tensor) -> RecvWork:
         work = RecvWork(loop=asyncio.get_running_loop())
+        work._lane = self.lane
         work._buffer, work._bytes, work._spec = buffer, as_bytes(buffer), spec_of(buffer)
         self.lane.submit(work)
         return work

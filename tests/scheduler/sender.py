@@ -57,6 +57,7 @@ class Sender:
 
     def submit(self, packed: Packed) -> SendWork:
         work = SendWork(loop=asyncio.get_running_loop())
+        work._lane = self.lane
         self.lane.submit(work, packed)
         return work
 

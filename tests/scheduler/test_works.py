@@ -1,4 +1,7 @@
-"""Cancelling a call of recv loses no message, in whichever state of its way that is."""
+"""Cancelling a call of recv loses no message, in whichever state of its way that is.
+
+And works say in their texts where they belong.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from aiocomm.scheduler import recv as recv_module
 
 from .lanes import BULK, blank, ramp, turns
 from .receiver import Receiver
+from .sender import Sender
 
 pytestmark = pytest.mark.asyncio
 
@@ -144,3 +148,13 @@ async def test_a_value_that_a_callback_took_is_not_given_twice() -> None:
     assert taken == ["once"]
     receiver.inline("next")
     assert await receiver.recv() == "next"
+
+
+async def test_they_say_where_they_belong() -> None:
+    receiver, sender = Receiver(), Sender()
+    work = receiver.recv()
+    assert repr(work) == "<RecvWork pending: group g, direction recv, peer b:0>"
+    receiver.inline("x")
+    assert repr(work) == "<RecvWork done>"
+    sending = sender.send([1])  # without credit
+    assert repr(sending) == "<SendWork pending: group g, direction send, peer b:0>"

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from aiocomm.device.base import Identity
-from aiocomm.errors import RouteError
 from aiocomm.transport.device_meeting import Meeting
 
 pytestmark = pytest.mark.asyncio
@@ -36,16 +35,6 @@ async def test_nonsense_is_no_chip_of_ours(value: bytes) -> None:
     meeting = Meeting(asyncio.get_running_loop(), "g", lambda key, value: None)
     meeting.deliver(value)
     assert await meeting.meet(OURS) != OURS
-
-
-async def test_a_route_that_is_over_waits_for_nobody() -> None:
-    meeting = Meeting(asyncio.get_running_loop(), "g", lambda key, value: None)
-    waiting = asyncio.create_task(meeting.meet(OURS))
-    await asyncio.sleep(0)
-    meeting.fail(RouteError("severed"))
-    meeting.fail(RouteError("closed"))
-    with pytest.raises(RouteError, match="severed"):
-        await waiting
 
 
 async def test_a_cancelled_meeting_can_be_taken_up_again() -> None:

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from aiocomm.errors import ProtocolError, RouteError, UsageError
-from aiocomm.transport import gloo, gloo_pair, gloo_transfer
+from aiocomm.transport import gloo, gloo_pair, gloo_transfer, pair_route
 from aiocomm.transport.completion import Completions
 
 from ..processes import Stage, run_workers
-from .gloo_ends import MIB, like, make, noise, opened, same, staged, until
+from .gloo_ends import MIB, like, noise, opened, same, staged, until
 
 
 class TestTransfers:
@@ -242,7 +242,7 @@ class TestSever:
             route.sever()
             results = await asyncio.gather(*pending, return_exceptions=True)
             assert all(isinstance(result, RouteError) for result in results)
-            assert time.monotonic() - started < gloo.SEVER_GRACE
+            assert time.monotonic() - started < pair_route.SEVER_GRACE
             with pytest.raises(RouteError, match="severed"):
                 await start(noise(1))
             await route.aclose()
@@ -270,21 +270,6 @@ class TestSever:
             await sender.aclose()
             await received
         assert same(blocks, buffers)
-
-    @pytest.mark.asyncio
-    async def test_before_opening(self):
-        route = make("a>b", True)
-        route.sever()
-        with pytest.raises(RouteError, match="severed"):
-            await route.open()
-        await route.aclose()
-        await make("a>b", True).aclose()
-
-    @pytest.mark.asyncio
-    async def test_not_open_yet(self):
-        route = make("a>b", True)
-        with pytest.raises(RouteError, match="not open"):
-            await route.send_blocks(noise(1))
 
     @pytest.mark.tight
     @pytest.mark.asyncio

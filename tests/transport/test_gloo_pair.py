@@ -21,40 +21,6 @@ from .gloo_ends import MIB, like, make, make_both, noise, opened, same, staged, 
 
 class TestOpen:
     @pytest.mark.asyncio
-    async def test_peer_that_never_comes(self):
-        route = make("a>b", True, timeout=0.1)
-        with pytest.raises(RouteError, match=r"in 0\.1 s"):
-            await route.open()
-        with pytest.raises(RouteError):
-            await route.open()
-        await route.aclose()
-
-    @pytest.mark.asyncio
-    async def test_cancelling_it_ends_the_thread(self):
-        published = asyncio.Event()
-        route = make("a>b", False, lambda key, value: published.set())
-        opening = asyncio.create_task(route.open())
-        await published.wait()
-        opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        await route.aclose()
-        with pytest.raises(RouteError, match="severed"):
-            await route.receive(noise(1))
-
-    @pytest.mark.asyncio
-    async def test_severing_fails_every_waiter(self):
-        published = asyncio.Event()
-        route = make("a>b", True, lambda key, value: published.set())
-        waiters = [asyncio.create_task(route.open()) for _ in range(2)]
-        await published.wait()
-        route.sever()
-        results = await asyncio.gather(*waiters, return_exceptions=True)
-        assert all(isinstance(result, RouteError) for result in results)
-        assert "severed" in str(results[0])
-        await route.aclose()
-
-    @pytest.mark.asyncio
     @pytest.mark.parametrize("sending", [True, False])
     async def test_peer_that_publishes_and_never_connects(self, sending):
         # Closing must end a constructor that waits in Gloo, not only one that waits in the store.
@@ -85,17 +51,6 @@ class TestOpen:
             await opening
         await route.aclose()
         assert time.monotonic() - started < gloo_pair.GIVE_UP  # not given up: ended
-
-    @pytest.mark.asyncio
-    async def test_link_that_fails_under_it(self):
-        def publish(key, value):
-            raise ConnectionResetError("the link is down")
-
-        route = make("a>b", True, publish)
-        with pytest.raises(RouteError, match="the link is down") as caught:
-            await route.open()
-        assert caught.value.__cause__ is not None
-        await route.aclose()
 
     @pytest.mark.asyncio
     async def test_garbage_for_an_address(self):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aiocomm.packing import DEVICE_LARGE
-from aiocomm.transport import nccl
+from aiocomm.transport.nccl import NcclRoute
 from aiocomm.transport.nccl_flow import WINDOW
 
 from ..pairs import until
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def test_messages_of_any_shape_come_across(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "CHUNK", DEVICE_LARGE)
+    monkeypatch.setattr(NcclRoute, "chunk", DEVICE_LARGE)
     async with ends() as both:
         for sizes in ([5], [3, 200, 1], [DEVICE_LARGE, 7, 9], [2 * DEVICE_LARGE + 3]):
             values = [noise(size) for size in sizes]
@@ -101,6 +101,16 @@ async def test_a_tensor_on_another_device_is_brought_over_first() -> None:
         assert torch.equal(both.sim.read(buffer), values)
 
 
+async def test_nothing_to_move_is_done_in_its_turn() -> None:
+    async with ends() as both:
+        _, first = both.fetch(9)
+        _, empty = both.fetch()
+        await both.send(both.sim.tensor(noise(9)))
+        done, _ = await asyncio.wait([empty])
+        assert first.done()
+        assert done
+
+
 async def test_nothing_is_issued_before_the_receiver_has_issued_it() -> None:
     async with ends() as both:
         sending = both.send(both.sim.tensor(noise(9)))
@@ -113,7 +123,7 @@ async def test_nothing_is_issued_before_the_receiver_has_issued_it() -> None:
 
 
 async def test_a_receiver_issues_no_more_than_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "CHUNK", 8)
+    monkeypatch.setattr(NcclRoute, "chunk", 8)
     async with ends() as both:
         values = noise(8 * (WINDOW + 5))
         (buffer,), moved = both.fetch(values.numel())
@@ -125,7 +135,7 @@ async def test_a_receiver_issues_no_more_than_its_window(monkeypatch: pytest.Mon
 
 
 async def test_a_dropped_message_takes_one_piece_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "CHUNK", 64)
+    monkeypatch.setattr(NcclRoute, "chunk", 64)
     async with ends() as both:
         sim, values = both.sim, noise(1000)
         sending = both.send(sim.tensor(values), sim.tensor(noise(3)))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
-import threading
 from typing import Any
 
 import pytest
 import torch
 
 from aiocomm.errors import DeviceError, ProtocolError, RouteError
-from aiocomm.transport import nccl
+from aiocomm.transport import pair_route
 from aiocomm.transport.gloo_transfer import pack_count
 
 from ..pairs import until
@@ -61,27 +59,6 @@ async def test_a_peer_that_does_not_open_its_side(alone: str) -> None:
             await both.sender.open()
 
 
-async def test_a_cancelled_opening_severs_the_route() -> None:
-    async with ends(opened=False) as both:
-        opening = asyncio.create_task(both.sender.open())
-        await asyncio.sleep(0)
-        opening.cancel()
-        await asyncio.wait([opening])
-        assert opening.cancelled()
-        with pytest.raises(RouteError, match="was severed"):
-            await both.sender.open()
-
-
-async def test_severing_ends_an_opening() -> None:
-    async with ends(opened=False) as both:
-        both.sender.deliver("g/identity", b"GPU-1\0Simulated 100")
-        opening = asyncio.create_task(both.sender.open())
-        await until(lambda: both.sender._pair.store.own_values)
-        both.sender.sever()
-        with pytest.raises(RouteError, match="severed"):
-            await opening
-
-
 async def test_severing_ends_the_wait_for_a_peer_that_says_nothing() -> None:
     async with ends(opened=False) as both:
         opening = asyncio.create_task(both.sender.open())
@@ -89,19 +66,6 @@ async def test_severing_ends_the_wait_for_a_peer_that_says_nothing() -> None:
         both.sender.sever()
         with pytest.raises(RouteError, match="severed"):
             await opening
-
-
-async def test_a_link_that_is_down_ends_the_opening() -> None:
-    async with ends(opened=False) as both:
-        both.cut_off = True
-        with pytest.raises(RouteError, match="could not reach its peer: the link is down"):
-            await both.sender.open()
-
-
-async def test_a_route_that_is_not_open_refuses() -> None:
-    async with ends(opened=False) as both:
-        with pytest.raises(RouteError, match="is not open"):
-            await both.send(both.sim.tensor(noise(3)))
 
 
 async def test_counts_that_cannot_be_are_the_peers_fault() -> None:
@@ -170,7 +134,7 @@ async def test_severing_fails_what_is_pending_once_the_device_has_let_go() -> No
 async def test_what_the_device_does_not_let_go_of_fails_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nccl, "SEVER_GRACE", 0.01)
+    monkeypatch.setattr(pair_route, "SEVER_GRACE", 0.01)
     async with ends() as both:
         (buffer,), moved = both.fetch(9)
         both.sim.default[1].held = both.receiver._stream.held = True  # type: ignore[attr-defined]
@@ -199,27 +163,3 @@ async def test_a_cancelled_future_does_not_stop_the_transfer() -> None:
         await moved
         await second
         assert torch.equal(both.sim.read(buffer), values)
-
-
-async def test_an_abort_that_takes_long_goes_on_in_its_thread(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(nccl, "CLOSE_GRACE", 0.05)
-    release = threading.Event()
-    async with ends() as both:
-        for group in both.groups:
-            group.abort = lambda: release.wait(20)
-        with caplog.at_level(logging.WARNING):
-            await both.sender.aclose()
-        assert "NCCL has not ended the group yet" in caplog.text
-        release.set()
-        await both.sender.aclose()
-
-
-async def test_nothing_is_left_where_nothing_was_opened() -> None:
-    async with ends(opened=False) as both:
-        threads = threading.active_count()
-        await both.sender.aclose()
-        await both.sender.aclose()
-        assert threading.active_count() == threads
-        assert both.groups == []

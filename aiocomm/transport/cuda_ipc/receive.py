@@ -16,11 +16,12 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...errors import AiocommError, DeviceError, ProtocolError, RouteError
+from ...errors import AiocommError, DeviceError, ProtocolError
 from ...packing import plan_device, scatter
 from ..device_blocks import give_away
 from ..gloo_transfer import pack_count
-from .end import SETUP_TIMEOUT, CudaIpcEnd, State
+from ..route_end import SETUP_TIMEOUT, State
+from .end import CudaIpcEnd
 from .mappings import Mappings
 from .wire import parse_body, parse_offer
 
@@ -101,7 +102,7 @@ class CudaIpcReceiver(CudaIpcEnd):
         """Messages that are not done."""
         return len(self._active)
 
-    async def _set_up(self) -> None:
+    async def _exchange(self) -> None:
         handles, probe = parse_offer(await self._offered)
         self._events = [self._device.open_event(handle, self._stream) for handle in handles]
         tried: asyncio.Future[None] = self._loop.create_future()
@@ -274,7 +275,7 @@ class CudaIpcReceiver(CudaIpcEnd):
             self._watch = self._loop.call_later(left, self._look)
         else:
             text = "stands still: nothing was copied for the seconds of Options.stall_timeout"
-            self._fail(RouteError(f"the cuda_ipc route {self.label!r} {text}"))
+            self._fail(self._reason(text))
 
     # Ending
 

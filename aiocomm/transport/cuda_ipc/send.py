@@ -17,7 +17,8 @@ from ...errors import AiocommError, ProtocolError, RouteError
 from ...packing import plan_device, sizes_of
 from ..device_blocks import bring_over, gather_on_device
 from ..gloo_transfer import parse_count
-from .end import SETUP_TIMEOUT, CudaIpcEnd, State
+from ..route_end import SETUP_TIMEOUT, State
+from .end import CudaIpcEnd
 from .wire import Piece, pack_body, pack_offer
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class CudaIpcSender(CudaIpcEnd):
         """Messages that are not done."""
         return len(self._waiting) + len(self._active)
 
-    async def _set_up(self) -> None:
+    async def _exchange(self) -> None:
         device = self._device
         self._probe = device.allocate(1, self._stream)
         handle, _ = device.export(self._probe)

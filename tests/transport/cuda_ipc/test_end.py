@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
 from aiocomm.errors import DeviceError, ProtocolError, RouteError
 
-from .ends import ends, noise
+from .ends import ends
 
 pytestmark = pytest.mark.asyncio
 
@@ -19,8 +20,6 @@ async def test_two_processes_on_one_chip_meet() -> None:
         assert repr(both.sender) == "<CudaIpcSender 'g' open pending=0>"
         assert repr(both.receiver) == "<CudaIpcReceiver 'g' open pending=0>"
         assert (both.sender.name, both.sender.survives) == ("cuda_ipc", False)
-        with pytest.raises(RouteError, match="not open"):
-            await both.sender.open()
 
 
 async def outcome(both: Any) -> list[BaseException]:
@@ -52,9 +51,9 @@ async def test_what_keeps_them_apart_is_told(attribute: str, value: Any, reason:
         setattr(both.sim, attribute, value)
         errors = await outcome(both)
         assert all(isinstance(error, RouteError) for error in errors)
-        (found,) = {str(error) for error in errors if "was severed" not in str(error)} or {""}
-        with pytest.raises(RouteError, match=reason):
-            raise RouteError(found)
+        found = [str(error) for error in errors if "was severed" not in str(error)]
+        assert found
+        assert all(re.search(reason, text) for text in found)
         assert not both.sim.opened
 
 
@@ -81,7 +80,7 @@ async def test_an_error_that_is_not_ours_is_chained() -> None:
 
         both.sim.allocate = allocate  # type: ignore[assignment,method-assign]
         error = (await outcome(both))[0]
-        assert "cannot be set up: CUDA out of memory" in str(error)
+        assert "could not be set up: CUDA out of memory" in str(error)
         assert "and more" not in str(error)
         assert "and more" in str(error.__cause__)
 
@@ -114,17 +113,6 @@ async def test_a_peer_that_does_not_open_its_side(alone: str) -> None:
             await getattr(both, alone).open()
 
 
-async def test_a_cancelled_opening_severs() -> None:
-    async with ends(opened=False) as both:
-        opening = asyncio.ensure_future(both.receiver.open())
-        await asyncio.sleep(0)
-        opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        with pytest.raises(RouteError, match="severed on this side"):
-            await both.receiver.open()
-
-
 async def test_severed_while_it_opens() -> None:
     async with ends(opened=False) as both:
         opening = asyncio.ensure_future(both.receiver.open())
@@ -132,22 +120,6 @@ async def test_severed_while_it_opens() -> None:
         both.receiver.sever()
         with pytest.raises(RouteError, match="severed on this side"):
             await opening
-
-
-async def test_severed_in_the_turn_in_which_it_opened() -> None:
-    async with ends(opened=False) as both:
-        set_up, loop = both.sender._set_up, asyncio.get_running_loop()
-
-        async def last_of_all() -> None:
-            await set_up()
-            loop.call_soon(both.sender.sever)  # before whoever waits for this is woken
-
-        both.sender._set_up = last_of_all  # type: ignore[method-assign]
-        opening = asyncio.gather(both.sender.open(), both.receiver.open(), return_exceptions=True)
-        error, _ = await opening
-        assert isinstance(error, RouteError)
-        with pytest.raises(RouteError, match="severed"):
-            await both.send(both.sim.tensor(noise(100)))
 
 
 async def test_closed_before_it_was_opened_and_twice() -> None:
