@@ -30,6 +30,7 @@ from .transport.base import FrameKind
 from .transport.select import (
     candidates,
     device_candidates,
+    eager_limit,
     is_device_route,
     make_device_route,
     make_route,
@@ -95,6 +96,7 @@ class BulkRoutes:
         self._link = link
         self._group = group
         self._rank = rank
+        self._names = candidates(runtime.options.route, same_host=link.same_host)
         self._opened = opened
         self._opened_device = opened_device
         self._broken = broken
@@ -114,8 +116,7 @@ class BulkRoutes:
         Cancellation: the set-up goes on for the next call.
         """
         if self._opening is None:
-            names = candidates(self._runtime.options.route, same_host=self._link.same_host)
-            self._opening = self._runtime.loop.create_task(self._propose_all(names))
+            self._opening = self._runtime.loop.create_task(self._propose_all(self._names))
         route: SendingRoute = await asyncio.shield(self._opening)
         return route
 
@@ -135,6 +136,12 @@ class BulkRoutes:
             self._opening_device = self._runtime.loop.create_task(self._propose_all(names, index))
         route: DeviceSendingRoute = await asyncio.shield(self._opening_device)
         return route
+
+    @property
+    def eager_limit(self) -> int:
+        """Bytes up to which a message rides in its envelope; opening a route may change it."""
+        name = self._names[0] if self.sending is None else self.sending.name
+        return eager_limit(self._runtime.options.eager_limit, name)
 
     @property
     def sending(self) -> SendingRoute | None:

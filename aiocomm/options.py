@@ -29,7 +29,8 @@ class Options:
     """Settings of one runtime; the defaults suit workers on one host or one network.
 
     Args:
-        eager_limit: messages up to this many bytes ride inside the envelope.
+        eager_limit: messages up to this many bytes ride inside the envelope; where the two share
+            memory, at most 16 KiB do, since more is quicker there.
         window_bytes: bytes of eager messages that may wait unreceived at the peer per direction;
             past that, sends wait.
         window_messages: the same, in messages, and how many bulk messages may wait there.

@@ -224,6 +224,7 @@ class Session:
                 opened_device=self.receiving.device_route_up,
                 broken=self._peer_broke,
             )
+            self.sending.eager_limit = self._bulk.eager_limit
         self.sending.link_up(link)
         self.receiving.link_up(link)
         self._linked.set()
@@ -247,7 +248,9 @@ class Session:
 
     async def _open_route(self) -> SendingRoute:
         assert self._bulk is not None
-        return await self._bulk.open()
+        route = await self._bulk.open()
+        self.sending.eager_limit = self._bulk.eager_limit
+        return route
 
     async def _open_device(self, index: int) -> DeviceSendingRoute:
         assert self._bulk is not None

@@ -33,6 +33,7 @@ NAMES = (
     "weights",
     "lag",
     "pending",
+    "events",
     "groups",
     "gloo",
     "ray",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvloop
@@ -54,3 +55,17 @@ def describe(context: Context) -> str:
     if isinstance(error, BaseException):
         lines += traceback.format_exception(error)
     return "\n".join(lines)
+
+
+@contextmanager
+def counted_turns() -> Iterator[list[int]]:
+    """The number of turns that the running loop has begun."""
+    loop, count = asyncio.get_running_loop(), [0]
+
+    def turn() -> None:
+        count[0] += 1
+        handle[0] = loop.call_soon(turn)
+
+    handle = [loop.call_soon(turn)]
+    yield count
+    handle[0].cancel()

@@ -4,6 +4,7 @@ Its tensors are ordinary ones over memory that looks like rubbish. What they hol
 and only operations of the device reach it: whoever reads device memory on the host, or before the
 stream has come there, gets rubbish and not the data. An operation knows addresses, not tensors, and
 memory is scribbled over when its last tensor dies: whoever drops a buffer too early sends scribble.
+``simulated_memory.py`` has what a stream may expect of fresh and of dropped memory.
 
 ``Simulated(auto=True)`` carries out one operation of each stream whenever somebody asks for an
 event, so that everything ends without the test's doing; else ``run`` does.
@@ -12,10 +13,7 @@ event, so that everything ends without the test's doing; else ``run`` does.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,84 +23,9 @@ import torch
 from aiocomm.device import here
 from aiocomm.device.base import Accelerator, Event, Identity, Stream
 from aiocomm.errors import DeviceError
-from aiocomm.payload_bytes import tensor_at
 
 from .simulated_ipc import Sharing, recorded
-
-RUBBISH, FRESH, SCRIBBLE = 0xA5, 0xCD, 0xDD
-SIZE = 256 << 20
-GRAIN = 64
-
-
-class _Owner:
-    """Dies with the last tensor over a piece of memory."""
-
-
-class Memory:
-    """Memory that is given out in pieces; with ``hidden``, what it holds lies beside it."""
-
-    def __init__(self, *, hidden: bool, size: int = SIZE) -> None:
-        self._map = mmap.mmap(-1, size * (2 if hidden else 1))
-        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.size = size
-        self._beside = size if hidden else 0
-        self._end = 0
-        self._lock = threading.RLock()
-        self._free: dict[int, list[int]] = {}
-        self.used = 0  # bytes that are given out
-        self.given: dict[int, tuple[int, int]] = {}  # room at an address, and which life of it
-
-    def __contains__(self, address: int) -> bool:
-        return self.base <= address < self.base + self.size
-
-    def give(self, nbytes: int) -> torch.Tensor:
-        room = max(GRAIN, -(-nbytes // GRAIN) * GRAIN)
-        with self._lock:  # copying threads ask too
-            free = self._free.setdefault(room, [])
-            if free:
-                address = free.pop()
-            elif self._end + room > self.size:
-                raise RuntimeError(f"simulated memory is out: {room} bytes are not there")
-            else:
-                address = self.base + self._end
-                self._end += room
-            self.used += room
-            self.given[address] = room, self.given.get(address, (0, 0))[1] + 1
-        if self._beside:
-            ctypes.memset(address, RUBBISH, room)
-        ctypes.memset(address + self._beside, FRESH, room)
-        owner = _Owner()
-        weakref.finalize(owner, self._take_back, address, room)
-        return tensor_at(address, nbytes, owner)
-
-    def _take_back(self, address: int, room: int) -> None:
-        with self._lock:  # it may be held already: memory is dropped anywhere
-            ctypes.memset(address + self._beside, SCRIBBLE, room)
-            self._free[room].append(address)
-            self.given[address] = 0, self.given[address][1] + 1
-            self.used -= room
-
-    def content(self, address: int) -> int:
-        """Where what a tensor at this address holds really lies."""
-        return address + self._beside
-
-
-class SimStream:
-    """Operations that wait for their turn; each says whether it could be carried out."""
-
-    def __init__(self, index: int, number: int) -> None:
-        self.index = index
-        self.key = ("simulated", number)
-        self.operations: deque[Callable[[], bool]] = deque()
-        self.failed: str | None = None
-        self.held = False
-
-    def step(self) -> bool:
-        """Carry out the first operation, if it can be."""
-        if self.held or self.failed or not self.operations or not self.operations[0]():
-            return False
-        self.operations.popleft()
-        return True
+from .simulated_memory import Memory, SimStream
 
 
 class SimEvent:
@@ -218,7 +141,9 @@ class Simulated(Sharing, Accelerator):
                 assert moved, "the host waits for an event that can never be done"
 
     def allocate(self, nbytes: int, stream: Stream) -> torch.Tensor:
-        return self.memories[stream.index].give(nbytes)
+        memory = self.memories[stream.index].give(nbytes)
+        self.queue(stream, self.memories[stream.index].last_of_before(memory.data_ptr()))
+        return memory
 
     def zeros(self, nbytes: int, stream: Stream) -> torch.Tensor:
         memory = self.allocate(nbytes, stream)
@@ -234,6 +159,9 @@ class Simulated(Sharing, Accelerator):
     def lend(self, memory: torch.Tensor, stream: Stream) -> None:
         assert isinstance(stream, SimStream)
         self.lent.append((memory.data_ptr(), stream))
+        index = self._index_of(memory.data_ptr())
+        assert index is not None
+        self.memories[index].lend(memory.untyped_storage().data_ptr(), stream)
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return self.host.give(nbytes)

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from .simulated import SimEvent, SimStream, Simulated
+from .simulated import SimEvent, Simulated
+from .simulated_memory import SimStream
 
 
 class Wire:

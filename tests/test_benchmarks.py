@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import aiocomm
-from benchmarks import channel, groups, latency, ray, tensors, throughput, weights
+from benchmarks import channel, events, groups, latency, ray, tensors, throughput, weights
 from benchmarks.__main__ import read
 from benchmarks.contest import Cell, Plan, Scores, measure
 from benchmarks.harness import Settings
@@ -269,6 +269,16 @@ def test_memory_of_this_process_is_seen() -> None:
 
 
 # --- for real ---
+
+
+def test_events_are_seen_on_both_loops_and_held_to_their_bars() -> None:
+    outcome = events.run(QUICK)
+    for loop in ("asyncio", "uvloop"):
+        figures = [each for name, each in outcome.figures.items() if name.startswith(loop)]
+        assert len(figures) == len(events.KINDS)
+        assert all(0 < each["median"] <= each["p99"] <= each["largest"] for each in figures)
+        assert len([bar for bar in outcome.bars if f", {loop}, " in bar.text]) == 7
+    assert len(outcome.rows) == 2 * len(events.KINDS)
 
 
 def test_raw_peer_for_real() -> None:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from .absent import call_main_without
+from .processes import Workers
 from .sources import ROOT
 
 TIMEOUT = 120.0  # seconds; guards against hanging, nothing else
@@ -78,17 +80,10 @@ def test_ctrl_c_ends_it_cleanly() -> None:
 
 @pytest.mark.parametrize("package", ["typer", "rich", "safetensors"])
 def test_without_the_extra(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from aiocomm.cli import main; main()"
-    found = subprocess.run(
-        [sys.executable, "-c", code, "demo", "--weights", __file__],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert found.returncode == 2
-    assert found.stderr == (
+    with Workers(1) as workers:
+        worker = workers.start(call_main_without, package, "demo", "--weights", __file__)
+        assert workers.join() == [2]
+    assert worker.stderr == (
         f"aiocomm: the command line needs the package {package}: pip install 'aiocomm[demo]'\n"
     )
 

@@ -6,7 +6,6 @@ Imports point upward only, so there is no cycle that an import inside a function
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -186,6 +185,7 @@ def test_one_file_knows_cuda() -> None:
 PROBE = """
 import json, sys, time
 import torch, torch.distributed, asyncio, multiprocessing, multiprocessing.connection
+sys.pycache_prefix, sys.dont_write_bytecode = sys.argv[1], False
 before = set(sys.modules)
 start = time.process_time()
 import aiocomm
@@ -200,14 +200,12 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, list[s
     The first run compiles; the others find the byte code that an installed package has, whether or
     not this environment lets one be written beside the source.
     """
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("byte_code"))}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    byte_code = str(tmp_path_factory.mktemp("byte_code"))
     found = []
     for _ in range(4):
         done = subprocess.run(
-            [sys.executable, "-c", PROBE],
+            [sys.executable, "-c", PROBE, byte_code],
             cwd=ROOT,
-            env=environment,
             check=True,
             capture_output=True,
             text=True,

@@ -54,6 +54,9 @@ class SendLane:
         open_device: the same for memory of the device of that index.
         broken: told when a transfer of this direction failed.
         context: ``group`` and ``peer`` for the errors.
+
+    Attributes:
+        eager_limit: bytes up to which a message in memory of the host rides in its envelope.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class SendLane:
         context: Context,
     ) -> None:
         self._runtime = runtime
-        self._eager_limit = runtime.options.eager_limit
+        self.eager_limit = runtime.options.eager_limit
         self._order = SendOrder()
         self._schemas = SentSchemas()
         self._open_route = open_route
@@ -91,10 +94,11 @@ class SendLane:
         if self._error is not None:
             work._fail(self._error.again())
             return
-        bulk = packed.nbytes > self._eager_limit or len(packed.buffers) > MOST_INLINE
+        far = packed.device is not None
+        limit = self._runtime.options.eager_limit if far else self.eager_limit
+        bulk = packed.nbytes > limit or len(packed.buffers) > MOST_INLINE
         charge = len(packed.meta) + (0 if bulk else packed.nbytes)
         link = self._link
-        far = packed.device is not None
         if far:
             if not bulk and link is not None and not link.in_process:
                 self.device.begin(work, packed)

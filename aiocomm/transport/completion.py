@@ -14,8 +14,10 @@ blocks in ``synchronize`` for each stream, and a timer for each event.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import DeviceError, UsageError
@@ -34,6 +36,8 @@ T = TypeVar("T")
 SPIN = 50e-6
 """Seconds after the last sign of life in which every turn of the loop asks: most copies are that
 short, and a timer's own grain is coarser."""
+SPIN_TURNS = 10
+"""Turns in which it does so at least: those of a busy loop or machine take longer than that."""
 LONGEST_NAP = 1e-3
 """Seconds between two turns that ask, at most."""
 
@@ -54,12 +58,8 @@ def watch(work: dist.Work, loop: asyncio.AbstractEventLoop) -> asyncio.Future[No
     future: asyncio.Future[None] = loop.create_future()
 
     def ended(native: torch.futures.Future[Any]) -> None:
-        error = _error(native)
-        try:
-            loop.call_soon_threadsafe(_settle, future, error)
-        except RuntimeError:
-            if not loop.is_closed():
-                raise
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, future, _error(native))
 
     _native(work).add_done_callback(ended)
     return future
@@ -117,11 +117,8 @@ class Completions(Generic[T]):
         if self._told:
             return
         self._told = True
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._tell)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
 
     def _tell(self) -> None:
         self._told = False  # before looking: what ends from now on wakes the loop again
@@ -161,6 +158,7 @@ class Poller:
         self._lines: dict[Hashable, deque[_Watched]] = {}
         self._handle: asyncio.Handle | None = None
         self._spin_until = 0.0
+        self._spins = 0
         self._nap = SPIN
 
     def watch(self, event: Event, keep: object = None) -> asyncio.Future[None]:
@@ -191,7 +189,8 @@ class Poller:
         return sum(map(len, self._lines.values()))
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._spin_until, self._nap = loop.time() + SPIN, SPIN
+        # Not the loop's time, which uvloop counts in whole milliseconds.
+        self._spin_until, self._spins, self._nap = monotonic() + SPIN, 0, SPIN
         self._handle = loop.call_soon(self._turn)
 
     def _turn(self) -> None:
@@ -206,7 +205,8 @@ class Poller:
             return
         if moved:
             self._wake(loop)
-        elif loop.time() < self._spin_until:
+        elif self._spins < SPIN_TURNS or monotonic() < self._spin_until:
+            self._spins += 1
             self._handle = loop.call_soon(self._turn)
         else:
             self._handle = loop.call_later(self._nap, self._turn)

@@ -33,12 +33,26 @@ ROUTES = (ShmSender.name, GlooRoute.name, StreamRoute.name)
 DEVICE_ROUTES = (NcclRoute.name, CudaIpcSender.name)
 """Names of all bulk routes for memory of a device, in the order in which they are tried."""
 
+RING_FROM = 16 * 1024
+"""Bytes above which a message is better off in shared memory than in its envelope: what the ring
+costs in Python is less than the socket's two copies."""
+
 
 def candidates(pinned: str | None, *, same_host: bool) -> tuple[str, ...]:
     """The routes to propose, in order: the pinned one alone, or all that the placement allows."""
     if pinned is not None:
         return (pinned,)
     return ROUTES if same_host else ROUTES[1:]
+
+
+def eager_limit(option: int, route: str) -> int:
+    """Bytes up to which a message rides in its envelope.
+
+    Args:
+        option: as in ``Options``.
+        route: the bulk route that there is, or will be.
+    """
+    return min(option, RING_FROM) if route == ShmSender.name else option
 
 
 def device_candidates(pinned: str | None) -> tuple[str, ...]:

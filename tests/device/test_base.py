@@ -11,7 +11,8 @@ import torch
 from aiocomm.device.base import Accelerator, Identity
 from aiocomm.errors import DeviceError
 
-from ..simulated import RUBBISH, SCRIBBLE, Simulated
+from ..simulated import Simulated
+from ..simulated_memory import FRESH, RUBBISH, SCRIBBLE
 
 
 def test_every_operation_says_what_it_does() -> None:
@@ -69,6 +70,45 @@ def test_the_host_sees_rubbish_and_what_is_dropped_is_scribbled_over() -> None:
     gc.collect()
     sim.run()
     assert sim.read(target).tolist() == [SCRIBBLE] * 4
+
+
+def test_fresh_memory_is_still_written_to_by_who_had_it_before_in_its_own_stream() -> None:
+    sim = Simulated()
+    home, other = sim.stream(0), sim.stream(0)
+    values = sim.tensor(torch.arange(4, dtype=torch.uint8))
+    early, late = sim.allocate(4, home), sim.allocate(4, home)
+    sim.copy(early, values, other)
+    sim.run(other)
+    assert sim.read(early).tolist() == [0, 1, 2, 3]
+    sim.wait(other, sim.record(home))
+    sim.copy(late, values, other)
+    sim.run()
+    assert sim.read(early).tolist() == [FRESH] * 4
+    assert sim.read(late).tolist() == [0, 1, 2, 3]
+    gone = sim.allocate(4, home)
+    del gone
+    reused = sim.tensor(torch.arange(4, dtype=torch.uint8))
+    sim.run()
+    assert sim.read(reused).tolist() == [0, 1, 2, 3], "it is not theirs any more"
+
+
+def test_memory_is_kept_for_the_streams_that_it_was_lent_to() -> None:
+    sim = Simulated()
+    home, *others = (sim.stream(0) for _ in range(3))
+    memory, values = sim.allocate(4, home), sim.tensor(torch.arange(4, dtype=torch.uint8))
+    sim.copy(memory, values, home)
+    sim.run()
+    targets = [sim.tensor(torch.zeros(4, dtype=torch.uint8)) for _ in others]
+    for stream, target in zip(others, targets, strict=True):
+        sim.lend(memory, stream)
+        sim.copy(target, memory, stream)
+    used = sim.used_bytes
+    del memory
+    for stream in others:
+        assert sim.used_bytes == used
+        sim.run(stream)
+    assert sim.used_bytes < used
+    assert [sim.read(target).tolist() for target in targets] == [[0, 1, 2, 3]] * 2
 
 
 def test_a_device_copies_to_pinned_memory_only() -> None:

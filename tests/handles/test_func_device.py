@@ -11,9 +11,10 @@ import torch
 
 from aiocomm.device import here
 from aiocomm.errors import DeviceError
+from aiocomm.transport import completion
 from aiocomm.transport.completion import poller_of
 
-from ..loops import Context
+from ..loops import Context, counted_turns
 from ..simulated import Simulated, simulated
 from .works import done_soon, new_work
 
@@ -59,6 +60,18 @@ async def test_it_is_done_when_the_device_is(kind: str) -> None:
         sim.run()
         tensor = await work
         assert torch.equal(sim.read(tensor), VALUES), "nobody had to wait for a stream"
+
+
+async def test_it_is_done_three_turns_after_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "SPIN", 1000.0)  # the loop's own turns may take long
+    with simulated() as sim, counted_turns() as count:
+        for _ in range(20):
+            work = done_soon(1).then(lambda _: filled(sim))
+            await turns()
+            sim.run()
+            start = count[0]
+            await work
+            assert count[0] - start <= 3, "the event is asked for, the work is told, the task woken"
 
 
 async def test_a_chain_waits_for_each_function() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from aiocomm.options import Options
 from aiocomm.runtime import COPY_LIMIT, Runtime
 from aiocomm.scheduler.ferry import Ferry
 
+from ..pairs import until
 from ..simulated import Simulated, simulated
 
 pytestmark = pytest.mark.asyncio
@@ -108,25 +110,95 @@ async def test_what_is_never_done_is_an_error_in_time() -> None:
             await carrier.reach(stuck(sim))
 
 
-async def test_memory_is_held_until_the_device_is_done_though_nobody_waits() -> None:
+Crossing = Callable[[Simulated, Ferry, Any], Any]
+
+
+def full(sim: Simulated, index: int = 0) -> torch.Tensor:
+    return sim.tensor(torch.ones(100, dtype=torch.uint8), index)
+
+
+CROSSINGS: dict[str, Crossing] = {
+    "down": lambda sim, carrier, event: carrier.down([full(sim), full(sim)], event),
+    "up": lambda sim, carrier, event: carrier.up(noise(100), 0),
+    "up into": lambda sim, carrier, event: carrier.up(noise(100), 0, into=full(sim), after=event),
+    "copy": lambda sim, carrier, event: carrier.copy(full(sim, 1), full(sim), event),
+    "clone": lambda sim, carrier, event: carrier.clone(full(sim), event),
+}
+
+
+@pytest.mark.parametrize("crossing", CROSSINGS.values(), ids=CROSSINGS)
+async def test_memory_is_held_until_the_device_is_done_though_nobody_waits(
+    crossing: Crossing,
+) -> None:
     with simulated(auto=True) as sim:
         carrier, _ = ferry()
         event = stuck(sim)
-        buffer = sim.tensor(torch.ones(1 << 16, dtype=torch.uint8))
-        crossing = carrier.run(carrier.down([buffer], event))
-        del buffer
+        under_way = carrier.run(crossing(sim, carrier, event))
         await asyncio.sleep(0)
+        mine = sim.streams[-1]
+        mine.held = True
+        assert mine.operations
         used = sim.used_bytes
         await carrier.aclose()
         await carrier.aclose()
-        assert crossing.cancelled()
-        del crossing
+        assert under_way.cancelled()
+        del under_way
         gc.collect()
-        assert sim.used_bytes == used
-        sim.streams[-1].held = event.stream.held = False
+        assert sim.used_bytes == used > 0
+        mine.held = event.stream.held = False
         while sim.used_bytes:
             await asyncio.sleep(0)
             gc.collect()
+
+
+@pytest.mark.parametrize("name", ["up", "clone", "clone_now"])
+async def test_who_gets_new_memory_may_drop_it_while_its_stream_reads_it(name: str) -> None:
+    with simulated(auto=True) as sim:
+        carrier, _ = ferry()
+        (values,) = noise(100)
+        source, mine = sim.tensor(values), sim.default[0]
+        if name == "up":
+            (got,) = await carrier.up([values], 0)
+        else:
+            got = carrier.clone_now(source) if name == "clone_now" else await carrier.clone(source)
+        sim.run()
+        result = sim.tensor(torch.zeros_like(values))
+        mine.held = True
+        sim.copy(result, got, mine)
+        del got
+        gc.collect()
+        await carrier.up(noise(100), 0)  # into the same memory, if it were free
+        mine.held = False
+        sim.run()
+        assert torch.equal(sim.read(result), values)
+
+
+@pytest.mark.parametrize("name", ["down", "copy", "clone"])
+async def test_what_is_not_ready_yet_is_not_copied(name: str) -> None:
+    with simulated(auto=True) as sim:
+        carrier, _ = ferry()
+        values, zeros = torch.arange(5, dtype=torch.uint8), torch.zeros(5, dtype=torch.uint8)
+        source, target, mine = sim.tensor(zeros), sim.tensor(zeros, 1), sim.stream(0)
+        mine.held = True
+        with sim.using(mine):
+            sim.write(source, values)
+        after = sim.record(mine)
+        crossing: dict[str, Callable[[], Any]] = {
+            "down": lambda: carrier.down([source], after),
+            "copy": lambda: carrier.copy(target, source, after),
+            "clone": lambda: carrier.clone(source, after),
+        }
+        copying = carrier.run(crossing[name]())
+        for _ in range(10):
+            await asyncio.sleep(0)
+            sim.run()
+        assert not copying.done()
+        mine.held = False
+        got = await copying
+        if name == "down":
+            assert torch.equal(got[0], values)
+        else:
+            assert torch.equal(sim.read(target if got is None else got), values)
 
 
 async def test_a_crossing_that_fails_unseen_is_no_news() -> None:
@@ -138,5 +210,5 @@ async def test_a_crossing_that_fails_unseen_is_no_news() -> None:
         await asyncio.wait([crossing])
         assert isinstance(crossing.exception(), DeviceError)
         carrier.run(carrier.reach(event))
-        await asyncio.sleep(0.01)
+        await until(lambda: not carrier._tasks)
         gc.collect()  # the loop would complain

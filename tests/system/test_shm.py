@@ -190,7 +190,13 @@ async def has_no_shared_memory(stage: Stage, rank: int) -> tuple[set[str], list[
                 await group.send({"x": value_of(number)})
             else:
                 assert (await group.recv())["x"].equal(value_of(number))
-        return routes(group), warnings
+        large = routes(group)
+        if stage.rank == 0:
+            await group.send(value_of(3, 20 << 10))  # would have gone by shared memory
+        else:
+            assert (await group.recv()).equal(value_of(3, 20 << 10))
+        assert routes(group) - large == {"link"}
+        return large, warnings
 
 
 def test_without_shared_memory_gloo_takes_over_with_one_warning(loop_name: str) -> None:

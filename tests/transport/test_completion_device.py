@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from aiocomm.errors import DeviceError
-from aiocomm.transport.completion import LONGEST_NAP, SPIN, Poller, poller_of
+from aiocomm.transport import completion
+from aiocomm.transport.completion import LONGEST_NAP, SPIN, SPIN_TURNS, Poller, poller_of
 
 from .. import loops
-from ..simulated import SimStream, Simulated
+from ..simulated import Simulated
+from ..simulated_memory import SimStream
 
 pytestmark = pytest.mark.asyncio
 
@@ -26,9 +28,7 @@ class Clock:
         self.loop = asyncio.get_running_loop()
         self.now = 0.0
         self.calls: list[tuple[float, Any]] = []
-
-    def time(self) -> float:
-        return self.now
+        monkeypatch.setattr(completion, "monotonic", lambda: self.now)
 
     def create_future(self) -> asyncio.Future[None]:
         return self.loop.create_future()
@@ -115,18 +115,48 @@ async def test_it_asks_at_every_turn_then_seldom_then_not_at_all(
     assert clock.calls == []
 
 
-async def test_events_are_told_within_a_few_turns_of_the_loop() -> None:
-    sim = Simulated()
-    poller = poller_of(asyncio.get_running_loop())
-    assert poller is poller_of(asyncio.get_running_loop())
+async def test_where_turns_are_long_it_asks_at_some_of_them_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sim, clock = Simulated(), Clock(monkeypatch)
+    poller = Poller(clock)  # type: ignore[arg-type]
     stream = sim.stream(0)
-    future = poller.watch(sim.record(stream))
-    await asyncio.sleep(0)
-    assert not future.done()
+    for _ in range(2):
+        future = poller.watch(sim.record(stream))
+        for _ in range(SPIN_TURNS):
+            clock.now += 100 * SPIN  # a busy loop, or a machine that gives it no time
+            assert clock.turn() == 0.0
+            assert clock.calls[0][0] == 0.0, "a nap here would add to what is late already"
+        clock.now += 100 * SPIN
+        clock.turn()
+        assert clock.turn() == SPIN
+        sim.run()
+        clock.turn()
+        assert future.done()
+
+
+@pytest.mark.parametrize("pending", [0, 1000])
+async def test_who_awaits_an_event_goes_on_two_turns_after_it(
+    pending: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "SPIN", 1000.0)  # the loop's own turns may take long
+    sim, loop = Simulated(), asyncio.get_running_loop()
+    poller = poller_of(loop)
+    assert poller is poller_of(loop)
+    stream, others = sim.stream(0), streams_of(sim, 2)
+    more = [poller.watch(sim.record(others[n % 2])) for n in range(pending)]
+    with loops.counted_turns() as turns:
+        for before in range(20):
+            future = poller.watch(sim.record(stream))
+            for _ in range(before):
+                await asyncio.sleep(0)
+            assert not future.done()
+            sim.run(stream)
+            start = turns[0]
+            await future
+            assert turns[0] - start <= 2, "one in which it is asked for, one that wakes the task"
     sim.run()
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert future.done()
+    await asyncio.gather(*more)
     assert poller.pending == 0
 
 

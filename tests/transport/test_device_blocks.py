@@ -63,6 +63,18 @@ def test_buffers_on_another_device_are_copied_over_when_they_are_full() -> None:
         assert [sim.device_of(each).index for each in near] == [1, 1]
 
 
+def test_memory_on_the_other_device_is_written_to_when_its_stream_has_come_there() -> None:
+    with simulated() as sim:
+        buffers = noise(sim, 4, 7)
+        using = sim.stream(1)
+        using.held = True  # whoever had the memory before still uses it in this stream
+        near = bring_over(sim, buffers, using, sim.record(sim.default[0]))
+        sim.run()
+        using.held = False
+        sim.run()
+        assert all(map(torch.equal, map(sim.read, near), map(sim.read, buffers)))
+
+
 def test_buffers_on_the_device_itself_stay() -> None:
     with simulated() as sim:
         buffers = noise(sim, 4)

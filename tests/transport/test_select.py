@@ -20,6 +20,7 @@ from aiocomm.transport.select import (
     ROUTES,
     candidates,
     device_candidates,
+    eager_limit,
     is_device_route,
     make_device_route,
     make_route,
@@ -53,6 +54,12 @@ def test_the_route_of_last_resort_comes_last() -> None:
 
 def test_memory_is_not_shared_between_hosts() -> None:
     assert candidates(None, same_host=False) == ("gloo", "link")
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_less_rides_in_the_envelope_where_memory_is_shared(name: str) -> None:
+    assert eager_limit(64 << 10, name) == ((16 << 10) if name == "shm" else 64 << 10)
+    assert eager_limit(100, name) == 100
 
 
 @pytest.mark.parametrize("name", ROUTES)

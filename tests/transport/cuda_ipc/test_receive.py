@@ -19,7 +19,7 @@ from aiocomm.transport.cuda_ipc.wire import pack_body, parse_body
 from aiocomm.transport.gloo_transfer import parse_count
 
 from ...pairs import until
-from ...simulated import SimStream
+from ...simulated_memory import SimStream
 from .ends import Ends, ends, noise
 
 pytestmark = pytest.mark.asyncio
@@ -41,7 +41,7 @@ async def test_the_device_waits_for_the_sender_and_the_host_does_not() -> None:
         sim.write(tensor, values)
         sending = both.send(tensor)
         memory, future = both.fetch(LARGE)
-        await until(lambda: stream_of(both).operations)
+        await until(lambda: both.receiver._active[0].copying)
         sim.run(stream_of(both))
         assert not torch.equal(sim.read(memory[0]), values), "the sender has not come there"
         sim.run()
@@ -60,7 +60,7 @@ async def test_a_buffer_is_written_when_it_may_be() -> None:
             sim.write(buffer, torch.ones_like(values))
         sending = both.send(sim.tensor(values))
         receiving = both.receiver.receive(both.bodies[0], buffer, after=sim.record(own))
-        await until(lambda: stream_of(both).operations)
+        await until(lambda: both.receiver._active[0].copying)
         sim.run(stream_of(both))
         assert sim.read(buffer)[0] == 0
         sim.run()
