@@ -111,6 +111,16 @@ async def test_nothing_to_move_is_done_in_its_turn() -> None:
         assert done
 
 
+async def test_what_is_idle_watches_nothing() -> None:
+    async with ends() as both:
+        sending = both.send(both.sim.tensor(noise(9)))
+        _, moved = both.fetch(9)
+        assert both.receiver._flow._watch is not None
+        await asyncio.gather(sending, moved)
+        for end in (both.sender, both.receiver):
+            assert end._flow._watch is None  # a timer would keep the route
+
+
 async def test_nothing_is_issued_before_the_receiver_has_issued_it() -> None:
     async with ends() as both:
         sending = both.send(both.sim.tensor(noise(9)))
