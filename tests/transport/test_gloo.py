@@ -232,7 +232,8 @@ class Watched(bytearray):
 class TestSever:
     @pytest.mark.asyncio
     @pytest.mark.parametrize("sending", [True, False])
-    async def test_unmatched_operations_fail_soon(self, sending):
+    async def test_unmatched_operations_fail_soon(self, sending, monkeypatch):
+        monkeypatch.setattr(pair_route, "SEVER_GRACE", 30.0)  # which they do not take
         async with opened() as both:
             route = both[0] if sending else both[1]
             start = route.send_blocks if sending else route.receive
