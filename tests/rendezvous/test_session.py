@@ -100,9 +100,9 @@ async def test_a_server_that_hangs_holds_neither_get_nor_set_nor_close(
                 await waiting
             with pytest.raises(RendezvousTimeout, match=r"writing 'k' .* 2 s"):
                 await board.set("k", b"")
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < WAIT
             began = time.monotonic()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < WAIT
         await eventually(lambda: not board_threads())
 
 
