@@ -81,7 +81,8 @@ class TestTransfers:
     @pytest.mark.asyncio
     async def test_the_window_bounds_what_is_in_flight(self, monkeypatch):
         monkeypatch.setattr(gloo_transfer, "CHUNK", 1000)
-        most, ahead = 0, []
+        most = 0
+        ahead: list[int] = []
         broadcast = gloo_pair.GlooPair.broadcast
 
         def counting(pair, chunk):
