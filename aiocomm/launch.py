@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
@@ -245,6 +246,8 @@ def _interrupts_held() -> Iterator[None]:
     The new process inherits the mask, and so is not interrupted in the second that its imports
     take, before it can say that it does not want to be. This process would leave it half started:
     another thread takes the signal, and the main thread, masked or not, raises KeyboardInterrupt.
+    multiprocessing's tracker, which the first start would start as well, lifts the mask: it goes
+    before.
     """
     held = False
 
@@ -257,8 +260,10 @@ def _interrupts_held() -> Iterator[None]:
         and signal.getsignal(signal.SIGINT) is not None  # a handler of C could not be put back
     )
     handler = signal.signal(signal.SIGINT, hold) if in_main else None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
     try:
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

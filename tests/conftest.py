@@ -28,6 +28,10 @@ from .leaks import Snapshot
 
 _TEMPORARY = tempfile.gettempdir()
 
+# torch asks the name server for the name of ::ffff:127.0.0.1 once it connects to a board, and waits
+# five seconds where the network loses the question. No test is about that.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+
 hypothesis.settings.register_profile("local", deadline=None, database=None)
 hypothesis.settings.register_profile("ci", deadline=None, database=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from .absent import call_main_without
+from .processes import Workers, run_workers
 from .sources import ROOT
 
 TIMEOUT = 120.0  # seconds; guards against hanging, nothing else
@@ -42,18 +44,13 @@ def test_the_main_job(tmp_path: Path) -> None:
     assert {worker["role"] for worker in report["workers"]} == {"trainer", "rollout"}
 
 
-def test_one_flipped_bit_gives_status_1() -> None:
-    found = aiocomm(*SMALL, "--corrupt", "1")
+def test_one_flipped_bit_in_weights_of_ones_own_gives_status_1(tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    save_file({"a": torch.arange(100_000), "b": torch.ones(3, dtype=torch.bfloat16)}, path)
+    found = aiocomm(*SMALL, "--weights", str(path), "--corrupt", "1")
     assert found.returncode == 1
     assert "weights message 1 differs" in found.stderr
     assert "1 of 8 messages differ" in found.stdout
-
-
-def test_weights_of_ones_own(tmp_path: Path) -> None:
-    path = tmp_path / "own.safetensors"
-    save_file({"a": torch.arange(100_000), "b": torch.ones(3, dtype=torch.bfloat16)}, path)
-    found = aiocomm("demo", "--weights", str(path), "--steps", "2", "--quiet")
-    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
 def test_ctrl_c_ends_it_cleanly() -> None:
@@ -78,27 +75,14 @@ def test_ctrl_c_ends_it_cleanly() -> None:
 
 @pytest.mark.parametrize("package", ["typer", "rich", "safetensors"])
 def test_without_the_extra(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from aiocomm.cli import main; main()"
-    found = subprocess.run(
-        [sys.executable, "-c", code, "demo", "--weights", __file__],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert found.returncode == 2
-    assert found.stderr == (
+    with Workers(1) as workers:
+        worker = workers.start(call_main_without, package, "demo", "--weights", __file__)
+        assert workers.join() == [2]
+    assert worker.stderr == (
         f"aiocomm: the command line needs the package {package}: pip install 'aiocomm[demo]'\n"
     )
 
 
 def test_an_import_that_fails_for_another_reason_is_not_hidden() -> None:
-    code = (
-        "import sys; sys.modules['aiocomm.demo.run'] = None; from aiocomm.cli import main; main()"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 1
-    assert "aiocomm.demo.run" in found.stderr
+    with pytest.raises(ModuleNotFoundError, match=r"aiocomm\.demo\.run"):
+        run_workers(call_main_without, 1, "aiocomm.demo.run")

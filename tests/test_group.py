@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -324,37 +323,6 @@ async def test_bulk_is_taken_in_ahead_as_far_as_the_budget_goes(route: str) -> N
             buffer = torch.empty(LARGE, dtype=torch.uint8)
             assert torch.equal(await b.recv_tensor(buffer), ramp(LARGE, number))
         await asyncio.gather(*sends)
-
-
-@pytest.mark.parametrize(
-    ("route", "eager_limit", "by_link"),
-    [
-        ("shm", 64 << 10, [16 << 10]),  # above that the socket's copies cost more than the ring
-        ("shm", 1 << 10, []),
-        ("gloo", 64 << 10, [16 << 10, (16 << 10) + 1, 64 << 10]),
-    ],
-)
-async def test_what_rides_in_its_envelope_depends_on_the_route(
-    route: str, eager_limit: int, by_link: list[int]
-) -> None:
-    sizes = [16 << 10, (16 << 10) + 1, 64 << 10]
-    async with pair(route, eager_limit=eager_limit) as (a, b):
-        for _ in range(2):  # before there is a bulk route, and with one
-            before = a.statistics().sent
-            for size in sizes:
-                sent = a.send(ramp(size))
-                assert torch.equal(await b.recv(), ramp(size))
-                await sent
-            after = a.statistics().sent
-            link, bulk = (_messages(after, n) - _messages(before, n) for n in ("link", route))
-            assert (link, bulk) == (len(by_link), len(sizes) - len(by_link))
-            large = a.send(ramp(65 << 10))
-            await b.recv()
-            await large
-
-
-def _messages(sent: Mapping[str, RouteCount], route: str) -> int:
-    return sent[route].messages if route in sent else 0
 
 
 # --- what it shows of itself ---

@@ -6,7 +6,6 @@ Imports point upward only, so there is no cycle that an import inside a function
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -185,29 +184,30 @@ def test_one_file_knows_cuda() -> None:
 
 PROBE = """
 import json, sys, time
+first = time.process_time()
 import torch, torch.distributed, asyncio, multiprocessing, multiprocessing.connection
+sys.pycache_prefix, sys.dont_write_bytecode = sys.argv[1], False
 before = set(sys.modules)
-start = time.process_time()
+second = time.process_time()
 import aiocomm
-print(json.dumps([time.process_time() - start, sorted(set(sys.modules) - before)]))
+ratio = (time.process_time() - second) / (second - first)
+print(json.dumps([ratio, sorted(set(sys.modules) - before)]))
 """
 
 
 @pytest.fixture(scope="module")
 def probes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, list[str]]]:
-    """Processor seconds and new modules of ``import aiocomm`` after torch, three times.
+    """Processor time of ``import aiocomm``, in that of torch before it, and its new modules.
 
     The first run compiles; the others find the byte code that an installed package has, whether or
     not this environment lets one be written beside the source.
     """
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("byte_code"))}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    byte_code = str(tmp_path_factory.mktemp("byte_code"))
     found = []
-    for _ in range(4):
+    for _ in range(3):
         done = subprocess.run(
-            [sys.executable, "-c", PROBE],
+            [sys.executable, "-c", PROBE, byte_code],
             cwd=ROOT,
-            env=environment,
             check=True,
             capture_output=True,
             text=True,
@@ -227,7 +227,7 @@ def test_importing_aiocomm_pulls_in_no_optional_package(
 
 
 def test_importing_aiocomm_is_quick(probes: list[tuple[float, list[str]]]) -> None:
-    # The bar is 0.15 s. Others may use the processor meanwhile, so it is the process' own time that
-    # counts, the best of three; the number of modules catches what a quick machine would hide.
-    assert min(seconds for seconds, _ in probes[1:]) < 0.15
+    # The bar is 0.15 s where torch takes 0.8 s: in its time, since others may use the processor
+    # meanwhile. The number of modules catches what would hide in that.
+    assert min(ratio for ratio, _ in probes[1:]) < 0.2
     assert len(probes[0][1]) < 150

@@ -28,6 +28,8 @@ from aiocomm.launch import RemoteTraceback, run_local
 from .processes import Stage, Workers
 
 PAIR = ["worker:0", "worker:1"]
+# As it was while this file was imported: in a worker, before its own code began.
+INTERRUPTS_HELD = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 class Needy(Exception):
@@ -103,7 +105,7 @@ async def report_and_stay(collective: aiocomm.Collective, rank: int, port: int) 
     group = collective.create_collective_group(PAIR)
     await group.ready()
     sock = socket.create_connection(("127.0.0.1", port))
-    sock.sendall(b"!")
+    sock.sendall(b"!" if INTERRUPTS_HELD else b"interrupts could have ended it")
     await group.recv()
 
 
@@ -125,8 +127,8 @@ def test_results_come_by_rank_and_a_board_that_was_given_stays_open() -> None:
         assert board.serving
 
 
-def test_eight_workers_in_a_ring() -> None:
-    assert run_local(ring, 8, 8) == [7, 0, 1, 2, 3, 4, 5, 6]
+def test_four_workers_in_a_ring() -> None:
+    assert run_local(ring, 4, 4) == [3, 0, 1, 2]
 
 
 def test_the_reason_goes_before_the_losses_that_it_caused() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
 import aiocomm
+from aiocomm import RouteCount
 from aiocomm.bulk import End
 from aiocomm.errors import (
     ClosedError,
@@ -120,6 +122,37 @@ async def test_nothing_is_left_of_the_dial_that_the_peer_overtook() -> None:
         await ready(a, b)
         sessions = [a._session, b._session]
         await until(lambda: all(session._connecting is None for session in sessions))
+
+
+@pytest.mark.parametrize(
+    ("route", "eager_limit", "by_link"),
+    [
+        ("shm", 64 << 10, [16 << 10]),  # above that the socket's copies cost more than the ring
+        ("shm", 1 << 10, []),
+        ("gloo", 64 << 10, [16 << 10, (16 << 10) + 1, 64 << 10]),
+    ],
+)
+async def test_what_rides_in_its_envelope_depends_on_the_route(
+    route: str, eager_limit: int, by_link: list[int]
+) -> None:
+    sizes = [16 << 10, (16 << 10) + 1, 64 << 10]
+    async with pair(route, eager_limit=eager_limit) as (a, b):
+        for _ in range(2):  # before there is a bulk route, and with one
+            before = a.statistics().sent
+            for size in sizes:
+                sent = a.send(ramp(size))
+                assert torch.equal(await b.recv(), ramp(size))
+                await sent
+            after = a.statistics().sent
+            link, bulk = (_messages(after, n) - _messages(before, n) for n in ("link", route))
+            assert (link, bulk) == (len(by_link), len(sizes) - len(by_link))
+            large = a.send(ramp(65 << 10))
+            await b.recv()
+            await large
+
+
+def _messages(sent: Mapping[str, RouteCount], route: str) -> int:
+    return sent[route].messages if route in sent else 0
 
 
 # --- goodbye ---

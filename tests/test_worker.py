@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +21,9 @@ from aiocomm.testing import MemoryStore
 from aiocomm.worker import BlockingWorker, Worker, Workers, launch
 
 from . import actors
+from .absent import import_without
 from .actors import Blocker, Talker, get
-from .sources import ROOT
+from .processes import run_workers
 
 on_ray = pytest.mark.ray
 each_loop = pytest.mark.asyncio
@@ -197,15 +196,8 @@ def test_a_blocking_worker_is_found_as_well_and_closes() -> None:
 
 
 def test_without_ray_the_import_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['ray'] = None; import aiocomm\n"
-        "try: import aiocomm.worker\n"
-        "except ImportError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "pip install 'aiocomm[ray]'" in done.stdout
+    (((_, text),),) = run_workers(import_without, 1, "ray", "aiocomm.worker")
+    assert "pip install 'aiocomm[ray]'" in text
 
 
 # --- in actors ---

@@ -20,6 +20,8 @@ from aiocomm.worker import Worker, Workers, launch
 
 from .actors import OPTIONS, WAIT, Talker, get
 
+LOOPS = ["asyncio"]  # each test starts processes; what is awaited is the same on both
+
 on_ray = pytest.mark.ray("kept_board")
 each_loop = pytest.mark.asyncio
 

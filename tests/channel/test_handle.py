@@ -33,6 +33,7 @@ from aiocomm.errors import (
 from aiocomm.testing import MemoryStore
 
 from .. import loops
+from ..pairs import until
 from ..sources import ROOT
 from . import leaver
 from .peers import Peer, pid_of
@@ -48,6 +49,11 @@ def name() -> str:
 
 def its_actor(channel: Channel) -> Any:
     return ray.get_actor(actor_module.PREFIX + channel.name)
+
+
+def actors_named() -> set[str]:
+    """The names of the channels that have an actor in this namespace."""
+    return {each.removeprefix(actor_module.PREFIX) for each in ray.util.list_named_actors()}
 
 
 @on_ray
@@ -271,10 +277,10 @@ async def test_a_handle_that_was_closed_says_so(shared: str) -> None:
 @on_ray
 @pytest.mark.asyncio
 async def test_creating_that_is_cancelled_leaves_nothing(name: str) -> None:
-    for turns in (0, 2):
+    for begun in (False, True):
         creating = asyncio.create_task(Channel.create(name))
-        for _ in range(turns):
-            await asyncio.sleep(0.1)
+        if begun:  # the actor has its name, and imports torch
+            await until(lambda: name in actors_named())
         creating.cancel()
         await asyncio.wait([creating])
         assert creating.cancelled()

@@ -83,7 +83,10 @@ async def test_a_death_that_nobody_waited_through_is_known_to_the_next_call() ->
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_hangs_holds_neither_get_nor_set_nor_close() -> None:
+async def test_a_server_that_hangs_holds_neither_get_nor_set_nor_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threaded, "CLOSE_TIMEOUT", 0.5)
     with Workers(1) as workers:
         server = workers.start(_serve)
         port = await asyncio.to_thread(workers.wait, "port")
@@ -97,9 +100,9 @@ async def test_a_server_that_hangs_holds_neither_get_nor_set_nor_close() -> None
                 await waiting
             with pytest.raises(RendezvousTimeout, match=r"writing 'k' .* 2 s"):
                 await board.set("k", b"")
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < WAIT
             began = time.monotonic()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < WAIT
         await eventually(lambda: not board_threads())
 
 

@@ -15,6 +15,7 @@ from aiocomm.options import Options
 from aiocomm.runtime import COPY_LIMIT, Runtime
 from aiocomm.scheduler.ferry import Ferry
 
+from ..pairs import until
 from ..simulated import Simulated, simulated
 
 pytestmark = pytest.mark.asyncio
@@ -209,5 +210,5 @@ async def test_a_crossing_that_fails_unseen_is_no_news() -> None:
         await asyncio.wait([crossing])
         assert isinstance(crossing.exception(), DeviceError)
         carrier.run(carrier.reach(event))
-        await asyncio.sleep(0.01)
+        await until(lambda: not carrier._tasks)
         gc.collect()  # the loop would complain

@@ -98,8 +98,8 @@ def pending(first: Any) -> Any:
     return waiting
 
 
-@pytest.mark.parametrize("what", ["recv", "send"])
-def test_a_killed_actor_fails_its_peer_at_once_and_is_met_again(actors: Workers, what: str) -> None:
+def killed(actors: Workers, what: str) -> None:
+    """Kill the second while the first has to do with it; that fails at once, they meet again."""
     first, second = actors
     talk(first, second)
     lost = first.call.remote(_lost, what)
@@ -115,6 +115,15 @@ def test_a_killed_actor_fails_its_peer_at_once_and_is_met_again(actors: Workers,
     assert when - killed < SOON  # F34
     again(second.whoami.remote)
     talk(first, second)
+
+
+def test_a_killed_actor_fails_a_send_at_once_and_is_met_again(actors: Workers) -> None:
+    killed(actors, "send")
+
+
+@one_route
+def test_a_killed_actor_fails_a_receive_at_once_and_is_met_again(actors: Workers) -> None:
+    killed(actors, "recv")
 
 
 def test_restarts_in_a_row_leave_nothing_with_the_peer(actors: Workers) -> None:

@@ -141,6 +141,16 @@ async def test_a_work_that_is_in_a_stream_of_the_groups_is_held_until_it_is_done
         await until(lambda: gc.collect() >= 0 and work() is None)
 
 
+async def test_what_is_idle_watches_nothing() -> None:
+    async with ends() as both:
+        sending = both.send(both.sim.tensor(noise(9)))
+        _, moved = both.fetch(9)
+        assert both.receiver._flow._watch is not None
+        await asyncio.gather(sending, moved)
+        for end in (both.sender, both.receiver):
+            assert end._flow._watch is None  # a timer would keep the route
+
+
 async def test_nothing_is_issued_before_the_receiver_has_issued_it() -> None:
     async with ends() as both:
         sending = both.send(both.sim.tensor(noise(9)))

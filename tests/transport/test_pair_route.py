@@ -162,6 +162,19 @@ async def test_severing_fails_what_is_pending_in_order(kind: str) -> None:
         assert order == sorted(order)
 
 
+async def test_what_is_over_says_nothing_more_to_its_peer(kind: str) -> None:
+    said: list[str] = []
+    async with ends(kind) as both:
+        both.receiver._publish = lambda key, value: said.append(key)
+        pending = both.receive()  # which is told at the end of this turn
+        both.receiver.sever()
+        await asyncio.wait([pending])
+        with pytest.raises(RouteError, match="severed"):
+            await pending
+        await both.receiver.aclose()
+    assert said == []
+
+
 async def test_what_the_backend_does_not_let_go_of_fails_a_moment_later(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

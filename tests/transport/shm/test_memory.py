@@ -17,6 +17,7 @@ from aiocomm.transport.shm.segment import Segment
 from aiocomm.transport.shm.shared import REGISTRY
 from aiocomm.transport.shm.wire import RING_NUMBER, Op
 
+from ...pairs import until
 from .ends import MIB, blank, ends, grant, pieces, ramp
 
 pytestmark = pytest.mark.asyncio
@@ -55,8 +56,9 @@ async def test_shared_memory_goes_without_the_garbage_collector() -> None:
             received = both.receiver.receive([blank(2 * MIB)])
             await both.run(sent, received)
             del tensor
-            await both.run(asyncio.ensure_future(asyncio.sleep(0.01)))
-            assert segment() is None
+            gone = asyncio.ensure_future(until(lambda: segment() is None))
+            await both.run(gone)
+            await gone
     finally:
         gc.enable()
 
