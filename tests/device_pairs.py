@@ -62,9 +62,7 @@ class World:
 
 
 @asynccontextmanager
-async def device_pair(
-    way: str, *, device: Simulated | None = None, **settings: Any
-) -> AsyncIterator[World]:
+async def device_pair(way: str, **settings: Any) -> AsyncIterator[World]:
     """The two ends of the one group of a:0 and b:0; nothing is connected yet."""
     with simulated(auto=True) as sim, apart("memory" if way == "memory" else "unix"):
         sim.process_group = nccl_of(sim)

@@ -12,6 +12,7 @@ import asyncio
 import ctypes
 import itertools
 import threading
+import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -70,6 +71,7 @@ def nccl_of(device: Simulated) -> Any:
             self.stream: SimStream | None = None
             self.wire: Wire | None = None
             self.sent: list[int] = []  # sizes of the broadcasts
+            self.works: list[weakref.ref[Work]] = []  # what was returned for them
             self.joining = False
             self.aborts = 0
             self.given_up = threading.Event()
@@ -130,7 +132,9 @@ def nccl_of(device: Simulated) -> Any:
                 return None
             device.wait(stream, device.record(current))
             device.queue(stream, operation.step)
-            return Work(device, device.record(stream))
+            work = Work(device, device.record(stream))
+            self.works.append(weakref.ref(work))
+            return work
 
         def abort(self) -> None:
             self.aborts += 1

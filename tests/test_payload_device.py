@@ -84,6 +84,8 @@ def test_what_is_not_aligned_there_gets_memory_of_its_own() -> None:
         packed = pack([raw[3:30], words])
         arrived = unpack(packed.meta, [each.clone() for each in _on(sim, packed)])
         assert values_of(sim, arrived) == values_of(sim, [raw[3:30], words])
+        moved = next(each for each in arrived if each.dtype is torch.int32)
+        assert (moved.data_ptr(), sim.default[0]) in sim.lent, "it was made in another stream"
 
 
 class _Copy:

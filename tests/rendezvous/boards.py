@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -46,14 +45,6 @@ def descriptor(board: TCPBoard) -> connect.Descriptor:
     assert native is not None
     native.borrow().close()
     return native
-
-
-def rounds(full: int) -> int:
-    """How often to repeat what starts a process of Ray each time: a third of a second of CPU.
-
-    All of it with AIOCOMM_ROUNDS=all, else a tenth, for the suite is to take no more than minutes.
-    """
-    return full if os.environ.get("AIOCOMM_ROUNDS") == "all" else full // 10
 
 
 def run_python(program: str) -> str:

@@ -17,7 +17,8 @@ from aiocomm.errors import RendezvousError
 from aiocomm.rendezvous import ray_client
 from aiocomm.rendezvous.ray import RayBoard
 
-from .boards import WAIT, rounds
+from ..rounds import rounds
+from .boards import WAIT
 
 pytestmark = pytest.mark.ray
 LOOPS = ["uvloop"]  # each test starts processes; what is awaited is the same on both

@@ -28,7 +28,8 @@ from aiocomm.rendezvous.ray import (
 )
 from aiocomm.rendezvous.ray_nccl import BOARD, NAMESPACE
 
-from .boards import WAIT, eventually, rounds
+from ..rounds import rounds
+from .boards import WAIT, eventually
 from .communicators import Communicator, Loose, Strict, waiting_on_board
 
 pytestmark = pytest.mark.ray

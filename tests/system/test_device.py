@@ -51,6 +51,35 @@ async def test_a_buffer_is_filled_after_what_was_queued_for_it(way: str, size: i
 
 @each_way
 @each_size
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("late", ["the receiver", "the sender"])
+async def test_a_buffer_on_any_device_waits_for_what_is_queued_on_both_sides(
+    way: str, size: int, index: int, late: str
+) -> None:
+    async with device_pair(way) as world:
+        values, zeros, sim = world.ramp(size, 5), torch.zeros(size), world.sim
+        tensor, buffer = sim.tensor(zeros, 0), sim.tensor(zeros, index)
+        ours, theirs = sim.stream(0), sim.stream(index)
+        (theirs if late == "the receiver" else ours).held = True
+        with sim.using(theirs):
+            sim.write(buffer, torch.full((size,), -1.0))
+            receiving = world.b.recv_tensor(buffer)
+        with sim.using(ours):
+            sim.write(tensor, values)
+            sending = world.a.send_tensor(tensor)
+        for _ in range(300):  # as far as it comes
+            await asyncio.sleep(0)
+            sim.run()
+        assert set(sim.read(buffer).tolist()) == {0.0 if late == "the receiver" else -1.0}
+        assert not receiving.done()
+        ours.held = theirs.held = False
+        assert await receiving is buffer
+        await sending
+        assert torch.equal(sim.read(buffer), values)
+
+
+@each_way
+@each_size
 async def test_the_sender_may_drop_its_tensor_at_once(way: str, size: int) -> None:
     async with device_pair(way) as world:
         values = world.ramp(size, 3)
@@ -133,6 +162,20 @@ async def test_what_comes_is_lent_to_the_stream_of_the_calling_thread(way: str, 
             await sending
             assert (got["x"].data_ptr(), mine) in world.sim.lent
             world.sim.lent.clear()
+
+
+async def test_what_comes_is_lent_to_no_stream_of_another_device() -> None:
+    async with device_pair("staged", device=None) as world:
+        mine = world.sim.stream(1)
+
+        def call() -> Any:
+            with world.sim.using(mine):  # the runtime receives on the device of the loop's thread
+                return world.b.recv()
+
+        receiving = await asyncio.to_thread(call)
+        await world.a.send(world.here(world.ramp(SMALL)))
+        assert world.sim.device_of(await receiving).index == 0
+        assert {stream.index for _, stream in world.sim.lent} == {0}
 
 
 async def test_a_device_that_is_not_there_is_no_matter_for_what_is_on_the_host() -> None:

@@ -20,6 +20,7 @@ from aiocomm.transport.cuda_ipc import mappings
 
 from ..device_pairs import LARGE, SMALL, World, device_pair
 from ..pairs import until
+from ..rounds import rounds
 
 pytestmark = pytest.mark.asyncio
 
@@ -87,14 +88,15 @@ async def test_an_allocator_that_shares_nothing_is_found_when_it_is_set_up(
         assert world.a.statistics().sent["staged"].messages == 2
 
 
-async def test_a_thousand_messages_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_thousands_of_messages_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     # F49: memory that was shared was never freed.
+    messages = rounds(10_000)
     monkeypatch.setattr(mappings, "LINGER", 0.0)
     async with one_chip() as world:
         kept = world.here(world.ramp(LARGE, 7))
         marks = []
         for _ in range(5):
-            for n in range(100):
+            for n in range(messages // 10):
                 await exchange(world, kept if n % 2 else world.here(world.ramp(LARGE, n)))
                 world.a.send(n)
                 assert await world.b.recv() == n

@@ -115,6 +115,24 @@ async def test_it_asks_at_every_turn_then_seldom_then_not_at_all(
     assert clock.calls == []
 
 
+async def test_where_one_was_done_after_a_long_time_the_next_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sim, clock = Simulated(), Clock(monkeypatch)
+    poller = Poller(clock)  # type: ignore[arg-type]
+    stream = sim.stream(0)
+    for _ in range(2):
+        poller.watch(sim.record(stream))
+    while not clock.calls[0][0]:
+        clock.now += SPIN
+        clock.turn()
+    stream.step()
+    clock.turn()
+    assert poller.pending == 1
+    for _ in range(SPIN_TURNS):
+        assert clock.turn() == 0.0
+
+
 async def test_where_turns_are_long_it_asks_at_some_of_them_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,6 +206,21 @@ async def test_an_error_of_the_device_reaches_every_work_of_its_stream() -> None
     with pytest.raises(DeviceError):
         await poller.watch(sim.record(broken))
     assert poller.pending == 0
+
+
+async def test_the_cause_of_an_error_is_kept_for_every_work() -> None:
+    poller, stream = poller_of(asyncio.get_running_loop()), Simulated().stream(0)
+
+    class Failing:
+        def __init__(self) -> None:
+            self.stream = stream
+
+        def query(self) -> bool:
+            raise DeviceError("device cuda:0 failed") from RuntimeError("as CUDA says it")
+
+    futures = [poller.watch(Failing()) for _ in range(2)]
+    errors = await asyncio.gather(*futures, return_exceptions=True)
+    assert [str(error.__cause__) for error in errors] == ["as CUDA says it"] * 2
 
 
 class Held:

@@ -111,6 +111,36 @@ async def test_nothing_to_move_is_done_in_its_turn() -> None:
         assert done
 
 
+async def test_what_is_joined_on_the_way_is_nobody_elses_until_it_is_sent() -> None:
+    async with ends() as both:
+        sim, values = both.sim, [noise(9), noise(70)]
+        both.sender._stream.held = True  # type: ignore[attr-defined]
+        sending = both.send(*(sim.tensor(each, 1) for each in values))  # one block, with a gap
+        gc.collect()
+        others = [sim.tensor(noise(64 + size)) for size in (0, 64) for _ in range(4)]
+        before = [sim.read(each) for each in others]
+        buffers, moved = both.fetch(9, 70)
+        both.sender._stream.held = False  # type: ignore[attr-defined]
+        await moved
+        await sending
+        assert all(map(torch.equal, map(sim.read, buffers), values))
+        assert all(map(torch.equal, map(sim.read, others), before))
+
+
+async def test_a_work_that_is_in_a_stream_of_the_groups_is_held_until_it_is_done() -> None:
+    async with ends() as both:
+        both.sim.process_group.old = True
+        sending = both.send(both.sim.tensor(noise(9)))
+        _, moved = both.fetch(9)
+        (receiving,) = (group for group in both.groups if group.rank == 1)
+        gc.collect()
+        work = receiving.works[-1]
+        assert work() is not None
+        await moved
+        await sending
+        await until(lambda: gc.collect() >= 0 and work() is None)
+
+
 async def test_what_is_idle_watches_nothing() -> None:
     async with ends() as both:
         sending = both.send(both.sim.tensor(noise(9)))

@@ -159,6 +159,33 @@ async def test_what_is_refused_is_held_while_a_kernel_still_reads_it() -> None:
         assert sim.used_bytes == before
 
 
+async def test_what_is_dropped_is_held_while_its_own_device_still_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SEVER_GRACE", 0.0)
+    async with ends() as both:
+        sim = both.sim
+        own, poller = both.sender._stream, both.sender._poller
+        own.held = True  # type: ignore[attr-defined]
+        before = sim.used_bytes
+        sending = both.send(sim.tensor(noise(9), 1), sim.tensor(noise(70), 1))  # with a gap
+        message = sim.used_bytes - before
+        buffers, gap, joined = 64 + 128, 64, 192
+        assert message == buffers + buffers + gap + joined, "there, here, and what a kernel joins"
+        both.sender.sever()
+        with pytest.raises(RouteError, match="severed"):
+            await sending
+        for _ in range(5):  # past the grace
+            await asyncio.sleep(0)
+        gc.collect()
+        probe = 64  # which opening it took
+        assert sim.used_bytes == before - probe + message
+        own.held = False  # type: ignore[attr-defined]
+        await until(lambda: not poller.pending)
+        gc.collect()
+        assert sim.used_bytes == before - probe
+
+
 async def test_the_same_where_it_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOTS", 1)
     async with ends() as both:
