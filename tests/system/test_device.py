@@ -95,6 +95,36 @@ async def test_the_sender_may_drop_its_tensor_at_once(way: str, size: int) -> No
 
 
 @each_way
+@each_size
+async def test_a_function_that_queues_work_on_what_came_is_done_when_the_device_is(
+    way: str, size: int
+) -> None:
+    async with device_pair(way) as world:
+        sim, values = world.sim, world.ramp(size, 3)
+        began = asyncio.Event()
+
+        def use(message: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            message["y"] = sim.tensor(torch.zeros(size), world.there)
+            stream = sim.current_stream(world.there)
+            stream.held = True
+            sim.copy(message["y"], message["x"], stream)
+            began.set()
+            return message
+
+        with sim.using(sim.default[world.there]):  # its device is the current one
+            sending = world.a.send({"x": world.here(values)})
+            work = world.b.recv().then(use)
+            await began.wait()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not work.done()
+            sim.default[world.there].held = False
+            got = await work
+            assert torch.equal(sim.read(got["y"]), values), "nobody had to wait for a stream"
+            await sending
+
+
+@each_way
 async def test_many_small_tensors_travel_together(way: str) -> None:
     async with device_pair(way) as world:
         sent = {f"{n}": world.here(torch.full((n + 1,), n, dtype=torch.int16)) for n in range(100)}

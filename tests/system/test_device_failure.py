@@ -80,6 +80,30 @@ async def test_a_device_that_fails_is_a_typed_error(way: str, size: int) -> None
             await receiving
 
 
+@each_wire
+@each_size
+async def test_a_device_that_fails_in_the_middle_fails_all_that_is_pending(
+    way: str, size: int
+) -> None:
+    async with device_pair(way) as world:
+        sends = [world.a.send(world.here(world.ramp(size)))]
+        await world.b.recv()
+        await sends.pop()
+        stuck = world.sim.stream(0)
+        stuck.held = True
+        with world.sim.using(stuck):
+            sends += [world.a.send(world.here(world.ramp(size))) for _ in range(3)]
+        recvs = [world.b.recv() for _ in range(3)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for stream in [each for each in world.sim.streams if each.index == 0]:
+            world.sim.fail(stream)
+        errors = await asyncio.gather(*sends, *recvs, return_exceptions=True)
+        assert all(isinstance(error, (DeviceError, RouteError)) for error in errors)
+        assert isinstance(errors[0], DeviceError)
+        assert all("an illegal memory access" in str(error) for error in errors)
+
+
 @each_way
 @each_size
 async def test_closing_with_work_pending_is_bounded(way: str, size: int) -> None:
