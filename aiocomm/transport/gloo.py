@@ -29,16 +29,16 @@ from ..errors import ProtocolError, UsageError
 from .blocks import BlockRoute
 from .completion import Completions
 from .gloo_pair import GlooPair
-from .gloo_transfer import MIB, longest_chunk, pack_count, parse_count
 from .pair_route import PairRoute
 from .route_end import SETUP_TIMEOUT
+from .transfer import MIB, longest_chunk, pack_count, parse_count
 
 if TYPE_CHECKING:
     import asyncio
     import threading
     from collections.abc import Callable, Sequence
 
-    from .gloo_transfer import Transfer
+    from .transfer import Transfer
 
 # What a receiver issues ahead: enough to outlast a loop that is busy for some 50 ms, few enough
 # that issuing them (20 to 50 us each) does not hold the loop. A sender follows.

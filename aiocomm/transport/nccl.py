@@ -26,11 +26,11 @@ from ..packing import plan_device, scatter, sizes_of
 from .completion import poller_of
 from .device_blocks import bring_over, gather_on_device, give_away
 from .device_meeting import Meeting
-from .gloo_transfer import MIB
 from .nccl_flow import Flow
 from .nccl_pair import NcclPair
 from .pair_route import PairRoute
 from .route_end import SETUP_TIMEOUT, State
+from .transfer import MIB
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ..device.base import Event
     from ..options import Options
-    from .gloo_transfer import Transfer
+    from .transfer import Transfer
 
 CHUNK = 64 * MIB
 """Bytes of one broadcast: some 200 us of a fast link, to 20 us that issuing it takes; and the most

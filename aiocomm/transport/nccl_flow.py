@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import ProtocolError
-from .gloo_transfer import pack_count, parse_count
+from .transfer import pack_count, parse_count
 
 if TYPE_CHECKING:
     import asyncio

@@ -18,8 +18,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from .gloo_transfer import Transfer
 from .route_end import RouteEnd, State
+from .transfer import Transfer
 
 if TYPE_CHECKING:
     import threading
@@ -50,7 +50,7 @@ class PairRoute(RouteEnd):
         sending: which side it is.
 
     Attributes:
-        chunk: bytes that are issued at a time, at most; None: those of ``gloo_transfer``.
+        chunk: bytes that are issued at a time, at most; None: those of ``transfer.py``.
     """
 
     chunk: ClassVar[int | None] = None

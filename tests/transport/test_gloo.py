@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from aiocomm.errors import ProtocolError, RouteError, UsageError
-from aiocomm.transport import gloo, gloo_pair, gloo_transfer, pair_route
+from aiocomm.transport import gloo, gloo_pair, pair_route, transfer
 from aiocomm.transport.completion import Completions
 
 from ..processes import Stage, run_workers
@@ -33,7 +33,7 @@ class TestTransfers:
     @pytest.mark.asyncio
     @pytest.mark.parametrize("size", [999, 1000, 1001, 2000, 100_003])
     async def test_chunks_meet_at_their_boundaries(self, size, monkeypatch):
-        monkeypatch.setattr(gloo_transfer, "CHUNK", 1000)
+        monkeypatch.setattr(transfer, "CHUNK", 1000)
         blocks = noise(size, 1, size)
         buffers = like(blocks)
         async with opened() as (sender, receiver):
@@ -42,7 +42,7 @@ class TestTransfers:
 
     @pytest.mark.asyncio
     async def test_one_real_chunk_and_a_bit(self):
-        blocks = noise(gloo_transfer.CHUNK + 1)
+        blocks = noise(transfer.CHUNK + 1)
         buffers = like(blocks)
         async with opened() as (sender, receiver):
             await asyncio.gather(sender.send_blocks(blocks), receiver.receive(buffers))
@@ -70,7 +70,7 @@ class TestTransfers:
     @pytest.mark.asyncio
     @pytest.mark.parametrize("sizes", [[5000], [1, 0, 3000, 7], [4000] * 50])
     async def test_discarded_bytes_leave_the_next_message_intact(self, sizes, monkeypatch):
-        monkeypatch.setattr(gloo_transfer, "CHUNK", 1000)
+        monkeypatch.setattr(transfer, "CHUNK", 1000)
         kept = noise(2500)
         buffers = like(kept)
         async with opened() as (sender, receiver):
@@ -80,7 +80,7 @@ class TestTransfers:
 
     @pytest.mark.asyncio
     async def test_the_window_bounds_what_is_in_flight(self, monkeypatch):
-        monkeypatch.setattr(gloo_transfer, "CHUNK", 1000)
+        monkeypatch.setattr(transfer, "CHUNK", 1000)
         most = 0
         ahead: list[int] = []
         broadcast = gloo_pair.GlooPair.broadcast
@@ -132,7 +132,7 @@ class TestTransfers:
 
 
 async def discard_much(stage: Stage) -> int:
-    count, size = 10, gloo_transfer.CHUNK
+    count, size = 10, transfer.CHUNK
     async with staged(stage, "a>b", stage.rank == 0) as route:
         if stage.rank == 0:
             await route.send_blocks([torch.ones(size, dtype=torch.uint8)] * count)

@@ -11,7 +11,7 @@ import torch
 
 from aiocomm.errors import DeviceError, ProtocolError, RouteError
 from aiocomm.transport import pair_route
-from aiocomm.transport.gloo_transfer import pack_count
+from aiocomm.transport.transfer import pack_count
 
 from ..pairs import until
 from .nccl_ends import ends, noise

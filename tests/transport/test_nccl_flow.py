@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aiocomm.errors import ProtocolError
-from aiocomm.transport.gloo_transfer import pack_count
 from aiocomm.transport.nccl_flow import WINDOW, Flow
+from aiocomm.transport.transfer import pack_count
 
 pytestmark = pytest.mark.asyncio
 

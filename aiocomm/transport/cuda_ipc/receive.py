@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from ...errors import AiocommError, DeviceError, ProtocolError
 from ...packing import plan_device, scatter
 from ..device_blocks import give_away
-from ..gloo_transfer import pack_count
 from ..route_end import SETUP_TIMEOUT, State
+from ..transfer import pack_count
 from .end import CudaIpcEnd
 from .mappings import Mappings
 from .wire import parse_body, parse_offer

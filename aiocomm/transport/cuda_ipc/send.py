@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from ...errors import AiocommError, ProtocolError, RouteError
 from ...packing import plan_device, sizes_of
 from ..device_blocks import bring_over, gather_on_device
-from ..gloo_transfer import parse_count
 from ..route_end import SETUP_TIMEOUT, State
+from ..transfer import parse_count
 from .end import CudaIpcEnd
 from .wire import Piece, pack_body, pack_offer
 

@@ -2,7 +2,7 @@
 
 The sender's **offer** when the route is opened: the handles of its events, and of a piece of memory
 that the receiver tries to open. The **body** of each envelope: which event is recorded behind the
-bytes, and where they lie. Receipts are counts (see ``gloo_transfer``). Knows nothing of devices.
+bytes, and where they lie. Receipts are counts (see ``transfer``). Knows nothing of devices.
 """
 
 from __future__ import annotations

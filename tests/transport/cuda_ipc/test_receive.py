@@ -16,7 +16,7 @@ from aiocomm.transport.cuda_ipc import mappings
 from aiocomm.transport.cuda_ipc import receive as module
 from aiocomm.transport.cuda_ipc.receive import CudaIpcReceiver
 from aiocomm.transport.cuda_ipc.wire import pack_body, parse_body
-from aiocomm.transport.gloo_transfer import parse_count
+from aiocomm.transport.transfer import parse_count
 
 from ...pairs import until
 from ...simulated_memory import SimStream

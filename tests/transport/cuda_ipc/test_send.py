@@ -13,7 +13,7 @@ from aiocomm.errors import DeviceError, ProtocolError, RouteError
 from aiocomm.packing import DEVICE_LARGE
 from aiocomm.transport.cuda_ipc import send as module
 from aiocomm.transport.cuda_ipc.wire import parse_body
-from aiocomm.transport.gloo_transfer import pack_count
+from aiocomm.transport.transfer import pack_count
 
 from ...pairs import until
 from .ends import ends, noise

@@ -1,9 +1,9 @@
-"""The blocks of one call on a Gloo route, cut into chunks, and what is known of their way.
+"""The blocks of one call on a route over a process group, cut into chunks, and how far they are.
 
-Knows nothing of Gloo, sockets or event loops: it hands out the next bytes to issue and counts what
-is not done. Both ends cut alike, so ``CHUNK`` is part of the protocol. Chunks are small enough that
-a discarded message costs little memory and a broken one holds little of it, and large enough that
-issuing them costs little beside moving them. Rejected: 64 MiB, which measured no faster.
+Knows nothing of Gloo, NCCL, sockets or event loops: it hands out the next bytes to issue and counts
+what is not done. Both ends cut alike, so ``CHUNK`` is part of the protocol. Chunks are small enough
+that a discarded message costs little memory and a broken one holds little of it, and large enough
+that issuing them costs little beside moving them. Rejected: 64 MiB, which measured no faster.
 """
 
 from __future__ import annotations

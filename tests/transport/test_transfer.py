@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from aiocomm.errors import ProtocolError
-from aiocomm.transport import gloo_transfer
-from aiocomm.transport.gloo_transfer import Transfer, longest_chunk, pack_count, parse_count
+from aiocomm.transport import transfer
+from aiocomm.transport.transfer import Transfer, longest_chunk, pack_count, parse_count
 
 
 def _chunks(transfer: Transfer) -> list[torch.Tensor]:
@@ -37,7 +37,7 @@ def _transfer(sizes: list[int], future: object = None) -> Transfer:
 def test_blocks_are_cut_at_their_own_ends(
     sizes: list[int], lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gloo_transfer, "CHUNK", 10)
+    monkeypatch.setattr(transfer, "CHUNK", 10)
     found = _chunks(_transfer(sizes))
     assert [chunk.numel() for chunk in found] == lengths
     expected = [byte for size in sizes for byte in range(size)]
@@ -48,7 +48,7 @@ def test_blocks_are_cut_at_their_own_ends(
 def test_a_discarded_message_goes_into_one_chunk(
     sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gloo_transfer, "CHUNK", 10)
+    monkeypatch.setattr(transfer, "CHUNK", 10)
     scratch = torch.empty(longest_chunk(sizes), dtype=torch.uint8)
     found = _chunks(Transfer((scratch,), sizes, None, scratch=True))  # type: ignore[arg-type]
     assert {chunk.data_ptr() for chunk in found} == {scratch.data_ptr()}
@@ -57,7 +57,7 @@ def test_a_discarded_message_goes_into_one_chunk(
 
 def test_the_longest_chunk() -> None:
     assert [longest_chunk(sizes) for sizes in ([], [0], [5, 3])] == [0, 0, 5]
-    assert longest_chunk([gloo_transfer.CHUNK + 1]) == gloo_transfer.CHUNK
+    assert longest_chunk([transfer.CHUNK + 1]) == transfer.CHUNK
 
 
 def test_releasing_forgets_the_buffers() -> None:
