@@ -58,8 +58,9 @@ def watch(work: dist.Work, loop: asyncio.AbstractEventLoop) -> asyncio.Future[No
     future: asyncio.Future[None] = loop.create_future()
 
     def ended(native: torch.futures.Future[Any]) -> None:
+        error = _error(native)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_settle, future, _error(native))
+            loop.call_soon_threadsafe(_settle, future, error)
 
     _native(work).add_done_callback(ended)
     return future
