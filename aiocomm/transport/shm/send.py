@@ -135,8 +135,7 @@ class ShmSender(ShmEnd[Outbound]):
         offsets, total = lay_out(sizes_of(buffers))
         if not 0 < total <= min(COPY_LIMIT, memory.piece_limit):
             return None
-        spans = list(spans_of(buffers))
-        if any(shared_part(pointer, size, total) for pointer, size in spans if size >= LARGE):
+        if total >= LARGE and any(shared_part(*span, total) for span in spans_of(buffers)):
             return None
         place = memory.take(total)
         if place is None:
@@ -144,7 +143,7 @@ class ShmSender(ShmEnd[Outbound]):
         offset, address = place
         copy(
             (address + start, pointer, size)
-            for start, (pointer, size) in zip(offsets, spans, strict=True)
+            for start, (pointer, size) in zip(offsets, spans_of(buffers), strict=True)
         )
         self._out[self._pieces] = partial(memory.give_back, offset)
         self._pieces += 1
