@@ -41,6 +41,9 @@ NAME = "worker"
 GRACE = 1.0
 """Seconds that the others get, once one has failed, to report a better reason or to end."""
 
+DEATH_GRACE = 5.0
+"""Seconds that a worker which has closed its pipe gets to end; torch takes a while to leave."""
+
 ORPHAN_GRACE = 5.0
 """Seconds that a worker whose parent is gone gets to close before it is ended where it stands."""
 
@@ -173,12 +176,15 @@ class _Workers:
 
     def _report_of(self, rank: int) -> _Report:
         pipe, process = self._pipes[rank], self._processes[rank]
-        with contextlib.suppress(EOFError, ConnectionError):
+        with contextlib.suppress(EOFError, OSError):  # the latter in the middle of a report
             if pipe.poll():
                 report: _Report = pipe.recv()
                 return report
-        process.join(GRACE)
-        error = PeerLostError(f"{NAME}:{rank} died without a word (exit code {process.exitcode})")
+        process.join(DEATH_GRACE)
+        error = PeerLostError(
+            f"{NAME}:{rank} died without a word (exit code {process.exitcode}): what there was to "
+            "say, if anything, is on its stderr"
+        )
         return _Report(error=pickle.dumps(error))
 
     def _raise_reason(self) -> None:
@@ -320,6 +326,8 @@ async def _main(pipe: Connection[Any, Any], rank: int, job: _Job) -> Any:
         raise
     finally:
         loop.remove_reader(pipe.fileno())
+        # uvloop has made it otherwise for good, and a report may be more than the pipe holds.
+        os.set_blocking(pipe.fileno(), True)
 
 
 def _dump(error: Exception) -> bytes:

@@ -73,7 +73,7 @@ def refusal(tensor: torch.Tensor) -> str | None:
     if tensor.dtype not in CODES:
         return f"has the dtype {tensor.dtype}, which cannot travel: convert it"
     if not tensor.is_contiguous():
-        return "is not contiguous: send tensor.contiguous(), which is a copy"
+        return "is not contiguous: send tensor.contiguous(), a copy, or receive into one that is"
     if tensor.is_conj():
         return "is a lazy conjugate: send tensor.resolve_conj()"
     if tensor.is_neg():

@@ -352,7 +352,7 @@ class Session:
                 await self.receiving.settle()
         except TimeoutError:
             log.warning(
-                "group %s: %d sends are dropped at close: %s did not take them within %g s",
+                "group %s: sends dropped at close: %d; %s did not take them within %g s",
                 self._where["group"],
                 self.sending.pending,
                 self._where["peer"],

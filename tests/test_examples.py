@@ -112,15 +112,14 @@ def on_ray() -> Iterator[dict[str, str]]:
 def glance() -> tuple[str, str, str]:
     """Its three parts: local workers, a loop of one's own, no loop."""
     text = (ROOT / "README.md").read_text()
-    code = text.partition("```python\n")[2].partition("```")[0]
-    local, rest = code.split("# a worker of one's own, in any event loop\n")
+    local, rest = (part.partition("```")[0] for part in text.split("```python\n")[1:3])
     own, blocking = rest.split("# no event loop\n")
     return local, own, blocking
 
 
 def test_glance_local_workers(tmp_path: Path) -> None:
     script = tmp_path / "glance.py"
-    script.write_text(f"import torch\n{glance()[0]}")
+    script.write_text(glance()[0])
     assert run(script) == ["[1024.0, 0.0]"]
 
 

@@ -6,15 +6,19 @@ The workers are started anew, as users' are; each imports torch, so there are fe
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
+import pickle
 import selectors
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +41,9 @@ class Needy(Exception):
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(one + two)
+
+
+MUCH = 4 << 20  # bytes, more than any pipe holds
 
 
 async def exchange(collective: aiocomm.Collective, rank: int, weight: float) -> tuple[int, float]:
@@ -79,6 +86,14 @@ async def one_is_killed(collective: aiocomm.Collective, rank: int) -> None:
 
 async def leave(collective: aiocomm.Collective, rank: int) -> None:
     sys.exit(3)
+
+
+async def return_much(collective: aiocomm.Collective, rank: int) -> bytes:
+    return bytes(MUCH)
+
+
+async def raise_much(collective: aiocomm.Collective, rank: int) -> None:
+    raise ValueError("x" * MUCH)
 
 
 async def return_a_lock(collective: aiocomm.Collective, rank: int) -> object:
@@ -125,6 +140,26 @@ def test_results_come_by_rank_and_a_board_that_was_given_stays_open() -> None:
     with aiocomm.TCPBoard(port=0, serve=True) as board:
         assert run_local(exchange, 2, 2.0, store=board) == [(1, 6.0), (0, 6.0)]
         assert board.serving
+
+
+def test_what_a_worker_ends_with_may_be_large() -> None:
+    assert run_local(return_much, 2) == [bytes(MUCH)] * 2
+    with pytest.raises(ValueError, match="xxx") as caught:
+        run_local(raise_much, 1)
+    assert len(str(caught.value)) == MUCH
+
+
+def test_a_worker_that_dies_in_the_middle_of_its_report_is_a_dead_one() -> None:
+    workers = object.__new__(launch._Workers)
+    here, there = multiprocessing.Pipe()
+    dead: Any = SimpleNamespace(join=lambda timeout: None, exitcode=-9)
+    workers._pipes, workers._processes = [here], [dead]
+    with here:
+        with there:
+            os.write(there.fileno(), struct.pack("!i", MUCH) + b"the beginning")
+        report = workers._report_of(0)
+    assert report.error is not None
+    assert "worker:0 died without a word (exit code -9)" in str(pickle.loads(report.error))
 
 
 def test_four_workers_in_a_ring() -> None:

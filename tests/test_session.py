@@ -62,7 +62,7 @@ async def test_closing_while_the_peer_is_looked_for_drops_what_it_cannot_deliver
         assert group.statistics().state == "connecting"
         await group.aclose()
         assert group.statistics().state == "closed"
-        assert "1 sends are dropped at close" in caplog.text
+        assert "sends dropped at close: 1; b:0 did not" in caplog.text
         for work in (send, recv, waiting):
             assert isinstance(await failure(work), ClosedError)
 
