@@ -17,8 +17,9 @@ import torch
 
 import aiocomm
 from aiocomm.errors import PeerLostError, RouteError
+from aiocomm.transport.shm import receipts
 
-from ..pairs import pair
+from ..pairs import pair, until
 from ..processes import Stage, Workers, run_workers
 from .members import group_with, member
 
@@ -347,3 +348,20 @@ def part_of(value: Any) -> Any:
     if isinstance(value, list):
         return value[0]
     return np.asarray(value)
+
+
+@pytest.mark.asyncio
+async def test_a_small_message_that_is_taken_late_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receipts, "LATEST", 1e6)
+    async with pair("shm", shm_bytes=2 * MIB) as (a, b):
+        sends = [a.send(value_of(1, 20 << 10)), a.send(value_of(2))]
+        await until(lambda: b.statistics().unreceived == 2)
+        route: Any = b._session.receiving._host.route
+        # Pieces of the second come back first, and are of no use before that of the first.
+        await until(lambda: route._receipts._said > 0)
+        assert (await b.recv()).equal(value_of(1, 20 << 10))
+        async with asyncio.timeout(20):
+            assert (await b.recv()).equal(value_of(2))
+        await asyncio.gather(*sends)
