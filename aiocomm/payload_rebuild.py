@@ -61,7 +61,7 @@ def rebuild(table: Table, buffers: Sequence[torch.Tensor]) -> list[Any]:
             base = own(base)
             items.append(typed(code, shape, base) if code else _raw(base, 0, nbytes))
         elif not code:
-            items.append(memoryview(base)[offset : offset + nbytes])
+            items.append(_raw_part(base, offset, nbytes))
         else:
             items.append(cut(code, shape, nbytes, base, offset))
     if home != count:
@@ -128,6 +128,14 @@ def _raw(base: torch.Tensor, offset: int, nbytes: int) -> memoryview:
     if not here.on_cpu(base):
         raise ProtocolError("a message has raw bytes that are not on the CPU")
     return view_of(base, offset, nbytes)
+
+
+def _raw_part(memory: bytearray | memoryview, offset: int, nbytes: int) -> memoryview:
+    if isinstance(memory, memoryview):
+        # A slice of a view keeps what that was made of, not the view itself, by whose death the
+        # peer gets its memory back. A tensor keeps the view.
+        return view_of(_frombuffer(memory, dtype=_UINT8, count=nbytes, offset=offset))
+    return memoryview(memory)[offset : offset + nbytes]
 
 
 def _empty_item(code: int, shape: tuple[int, ...], device: int) -> torch.Tensor | memoryview:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+
+import numpy as np
 import pytest
 import torch
 
@@ -119,3 +122,17 @@ def test_slots_are_cut_out_of_where_they_lie() -> None:
     version = last._version
     first.fill_(2.0)
     assert last._version == version
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_each_part_keeps_the_view_that_it_was_cut_out_of(kept: int) -> None:
+    # By whose death the peer gets its memory back.
+    view = memoryview(bytearray(80))
+    alive = weakref.ref(view)
+    table = Table(Form.LIST, 0, 0, (8, 4), [FLOAT, RAW], [(2, 1), (4,)])
+    items = rebuild(table, Laid([view, view], [0, 64], (8, 4)))
+    part = np.frombuffer(items[1], dtype=np.uint8) if kept else items[0].numpy()
+    del items, view
+    assert alive() is not None
+    del part
+    assert alive() is None

@@ -177,7 +177,7 @@ async def join(name: str, namespace: str, client: str, group: str, timeout: floa
         except TimeoutError as error:
             raise RendezvousTimeout(
                 f"the actor of channel {name!r} in namespace {namespace!r} did not answer within "
-                f"{timeout:g} s: it is being started, or its process hangs"
+                f"{timeout:g} s: it is not there yet, or its process hangs"
             ) from error
         except (ValueError, RayActorError) as error:  # not yet, or about to end
             if loop.time() + pause > deadline:

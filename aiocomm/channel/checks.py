@@ -6,6 +6,7 @@ Pure: knows neither works nor messages.
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from ..errors import ChannelClosed, ChannelEmpty, ChannelFull, UsageError
@@ -54,14 +55,15 @@ def check_weight(what: str, weight: object) -> float:
     Raises:
         UsageError: it is none, or less than 0, or not finite.
     """
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
+    # Those of numpy are integers, but no ``int``.
+    if isinstance(weight, bool) or not isinstance(weight, Integral | float):
         raise UsageError(f"{what} {weight!r} is {type(weight).__name__}: give a number")
-    if isinstance(weight, int):
+    if not isinstance(weight, float):
+        weight = int(weight)
         if weight.bit_length() > MOST_BITS:  # its text may be more than Python will write
             raise UsageError(
                 f"{what} is a number of {weight.bit_length()} bits: give a smaller one"
             )
-        weight = int(weight)
     if weight < 0 or not math.isfinite(weight):
         raise UsageError(f"{what} {weight!r} is not usable: give 0 or more")
     return weight if type(weight) is int else float(weight)

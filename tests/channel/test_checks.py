@@ -6,6 +6,7 @@ import enum
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiocomm.channel.checks import (
@@ -19,9 +20,11 @@ from aiocomm.channel.entries import Reason
 from aiocomm.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, UsageError
 
 
-@pytest.mark.parametrize("weight", [0, 3, 2.5, 10**30])
+@pytest.mark.parametrize("weight", [0, 3, 2.5, 10**30, np.int64(3), np.float64(2.5)])
 def test_numbers_are_weights(weight: Any) -> None:
-    assert check_weight("weight", weight) == weight
+    checked = check_weight("weight", weight)
+    assert checked == weight
+    assert type(checked) in (int, float)
 
 
 @pytest.mark.parametrize("weight", [None, "1", True, Fraction(1, 2), -0.1, float("inf")])

@@ -8,14 +8,18 @@ import gc
 import logging
 import os
 import resource
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import aiocomm
 from aiocomm.errors import PeerLostError, RouteError
+from aiocomm.transport.shm import receipts
 
+from ..pairs import pair, until
 from ..processes import Stage, Workers, run_workers
 from .members import group_with, member
 
@@ -305,3 +309,59 @@ def test_a_send_that_has_completed_is_never_lost(loop_name: str, how: str) -> No
             going.wait()
         workers.set("gone")
         assert staying.result() is None
+
+
+KEPT: dict[str, Callable[[int], Any]] = {
+    "tensor": value_of,
+    "array": lambda number: value_of(number).numpy(),
+    "small array beside a large one": lambda number: {
+        "small": np.full(10, number),
+        "large": value_of(number).numpy(),
+    },
+    "array beside a tensor": lambda number: [value_of(number, MIB).numpy(), value_of(number, 10)],
+    "array over 1 MiB of parts": lambda number: [np.full(1000, number) for _ in range(300)],
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KEPT)
+async def test_what_was_received_is_no_later_messages(kind: str) -> None:
+    async with pair("shm", shm_bytes=64 * MIB) as (a, b):
+        kept = []
+        for number in range(6):
+            sending = a.send(KEPT[kind](number))
+            kept.append(part_of(await b.recv()))
+            await sending
+        for number, part in enumerate(kept):
+            assert np.array_equal(part, np.full_like(part, number))
+            part[:] = 99  # nor is what the receiver writes in any later one
+        sending = a.send(KEPT[kind](7))
+        last = part_of(await b.recv())
+        assert np.array_equal(last, np.full_like(last, 7))
+        await sending
+
+
+def part_of(value: Any) -> Any:
+    """One array of what came; the rest is dropped."""
+    if isinstance(value, dict):
+        return value["small"]
+    if isinstance(value, list):
+        return value[0]
+    return np.asarray(value)
+
+
+@pytest.mark.asyncio
+async def test_a_small_message_that_is_taken_late_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receipts, "LATEST", 1e6)
+    async with pair("shm", shm_bytes=2 * MIB) as (a, b):
+        sends = [a.send(value_of(1, 20 << 10)), a.send(value_of(2))]
+        await until(lambda: b.statistics().unreceived == 2)
+        route: Any = b._session.receiving._host.route
+        # Pieces of the second come back first, and are of no use before that of the first.
+        await until(lambda: route._receipts._said > 0)
+        assert (await b.recv()).equal(value_of(1, 20 << 10))
+        async with asyncio.timeout(20):
+            assert (await b.recv()).equal(value_of(2))
+        await asyncio.gather(*sends)

@@ -1,12 +1,15 @@
 """Which pieces are to be given back to the sender, and when that is said.
 
 Small pieces of the ring are given back together, since each receipt wakes the peer: when they are a
-good part of the ring, or after a while.
+good part of the ring, or after a while. One that comes back after a later one is said at once: the
+sender's ring is free up to the oldest piece only, so all that was said since waits for that one.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+
+from ...packing import aligned
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,15 +35,21 @@ class Receipts:
         self._loop = loop
         self._say = say
         self._numbers: list[int] = []
-        self._nbytes = 0
+        self._nbytes = 0  # of the ring that they take
+        self._newest = self._said = -1  # piece of the ring that is free, and of which that was said
         self._timer: asyncio.TimerHandle | None = None
         self.ring_bytes = 0
 
     def add(self, number: int, nbytes: int) -> None:
         """A piece of the ring is free."""
         self._numbers.append(number)
-        self._nbytes += nbytes
-        if self._nbytes >= MOST or self._nbytes * WITHHELD >= self.ring_bytes:
+        self._newest = max(self._newest, number)
+        self._nbytes += aligned(nbytes)
+        if (
+            number < self._said
+            or self._nbytes >= MOST
+            or self._nbytes * WITHHELD >= self.ring_bytes
+        ):
             self._flush()
         elif self._timer is None:
             self._timer = self._loop.call_later(LATEST, self._late)
@@ -62,4 +71,5 @@ class Receipts:
 
     def _flush(self) -> None:
         numbers, self._numbers, self._nbytes = self._numbers, [], 0
+        self._said = self._newest
         self._say(numbers)
