@@ -328,7 +328,7 @@ class Session:
     def _refuse_receives(self) -> None:
         error = ClosedError("the group was closed on this side", **self._where)
         # What comes while sends leave is dropped, not left: the peer may be closing just so.
-        self.receiving.close(error, drain=self._draining)
+        self.receiving.close(error, drain=self._draining and self.sending.pending > 0)
 
     async def _run_close(self) -> None:
         if self._draining:
