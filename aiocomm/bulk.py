@@ -106,6 +106,7 @@ class BulkRoutes:
         self._opening: asyncio.Task[Any] | None = None
         self._opening_device: asyncio.Task[Any] | None = None
         self._accepting: set[asyncio.Task[None]] = set()
+        self._over = False  # the sending end was severed: nothing more is proposed
 
     async def open(self) -> SendingRoute:
         """The sending end; set up on the first call.
@@ -176,13 +177,18 @@ class BulkRoutes:
         self.sever(end)
 
     def sever(self, end: End | None = None) -> None:
-        """Make pending transfers (of one end, or of both) fail soon, whatever the peer does."""
+        """Make pending transfers (of one end, or of both) fail soon, whatever the peer does.
+
+        A sending end that is being set up fails too, and is not proposed again.
+        """
+        self._over = self._over or end is not End.RECEIVING
         for (this, _), route in self._ends.items():
             if end is None or this is end:
                 route.sever()
 
     def peer_lost(self) -> None:
         """Sever what cannot go on without the peer."""
+        self._over = True
         for route in self._ends.values():
             if not route.survives:
                 route.sever()
@@ -198,6 +204,9 @@ class BulkRoutes:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # whoever waited for it may be gone: it is no news
         self.sever()
         await asyncio.gather(*(route.aclose() for route in self._made))
 
@@ -206,12 +215,14 @@ class BulkRoutes:
     async def _propose_all(self, names: Sequence[str], index: int | None = None) -> Route:
         reasons = []
         for name in names:
+            if self._over:
+                raise RouteError("the sending end is severed", group=self._group)
             reason = await self._propose(name, index)
             if reason is None:
                 return self._ends[End.SENDING, index is not None]
             reasons.append(f"{name}: {reason}")
             # Of a device's routes each is for some placements only, so that one is left is no news.
-            if name != names[-1] and index is None:
+            if name != names[-1] and index is None and not self._over:
                 log.warning(
                     "group %s: route %s cannot be set up, falling back to the next one: %s",
                     self._group,

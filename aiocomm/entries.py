@@ -116,7 +116,7 @@ class Evacuate:
 
 @dataclass(slots=True)
 class Discard:
-    """Drain a bulk message that nobody can take."""
+    """Drain a message that nobody can take, and give back the memory that it lies in."""
 
     message: Incoming
 

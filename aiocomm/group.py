@@ -208,7 +208,8 @@ class CollectiveGroup:
     async def aclose(self) -> None:
         """Drain and close: pending sends leave, within ``close_timeout``, then goodbye.
 
-        Receives that wait fail with ClosedError. Idempotent.
+        Receives that wait fail with ClosedError; what the peer sends until the sends have left is
+        taken and dropped. Idempotent.
 
         Cancellation: the closing goes on in the background.
         """

@@ -30,6 +30,7 @@ a message that moves straight into a post's own buffer::
              earlier message, or is cancelled
     TAKEN    give_back                                    READY     (by sequence, in its old place)
     any      lost or failed, before it was whole; close   GONE      with every message behind it
+    (none)   arrive while ``draining``                    GONE      Discard, as at the close
 
 A message that is ``far`` belongs in memory that takes time to reach: it is delivered like a large
 one however small it is, and copied likewise. One whose bytes are ``here`` needs no peer for its
@@ -54,7 +55,6 @@ from typing import TYPE_CHECKING
 
 from .entries import (
     Copy,
-    Credit,
     Deliver,
     Discard,
     Evacuate,
@@ -68,10 +68,10 @@ from .entries import (
     State,
     Transfer,
 )
-from .window import SendOrder, quarter
+from .window import Dues, SendOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["IllegalTransition", "RecvOrder", "SendOrder"]
 
@@ -109,9 +109,7 @@ class RecvOrder:
         self._prefetch_left = prefetch_bytes
         self._copy_limit = copy_limit
         self._moving_limit = moving_limit
-        self._credit_messages = quarter(window_messages)
-        self._credit_bytes = quarter(window_bytes)
-        self._owed_messages = self._owed_bytes = 0
+        self._dues = Dues(window_messages, window_bytes)
         self._posts: OrderedDict[Post, None] = OrderedDict()
         self._messages: deque[Incoming] = deque()  # by sequence
         self._begun = 0  # messages at the head of the line that are past ARRIVED
@@ -119,6 +117,7 @@ class RecvOrder:
         self._dropped = 0
         self.expected = 0  # sequence number of the message that arrives next
         self.over = False
+        self.draining = False  # closed on this side, but what comes is still taken, and dropped
 
     @property
     def posted(self) -> int:
@@ -149,17 +148,22 @@ class RecvOrder:
 
     def arrive(self, message: Incoming) -> list[RecvAction]:
         """The envelope of the next message."""
-        if message.sequence != self.expected or self.over or message.state is not NEW:
+        actions: list[RecvAction]
+        over = self.over and not self.draining
+        if message.sequence != self.expected or over or message.state is not NEW:
             raise IllegalTransition(f"arrival of {message}; the next is {self.expected}")
         self.expected += 1
+        if self.draining:
+            actions, message.state = self._turn_away([message]), GONE
+            return actions
         if self._posts and not self._messages and not (message.bulk or message.far):
             # A short cut for the commonest case, to where ``_advance`` would come by the queue.
             post = next(iter(self._posts))
             if message.size <= self._copy_limit and self._fits(post, message):
                 del self._posts[post]
                 post.state, message.state = GONE, TAKEN
-                actions: list[RecvAction] = [Deliver(post, message)]
-                self._give_credit(message, actions)
+                actions = [Deliver(post, message)]
+                self._dues.add(message, actions)
                 return actions
         if message.bulk:
             message.state = ARRIVED
@@ -230,7 +234,7 @@ class RecvOrder:
             held: so many messages that have not begun to move in lie with the route, whole; they
                 move in now, whoever asks for them.
         """
-        self.over = True
+        self.over, self._dues.stopped = True, not self.draining
         for index, message in enumerate(self._messages):
             if message.state is ARRIVED and (held or message.here):
                 held -= not message.here
@@ -241,16 +245,16 @@ class RecvOrder:
                 break
         return self._advance()
 
-    def close(self) -> list[Post]:
-        """Closed on this side: every message is dropped.
+    def close(self, *, drain: bool = False) -> list[RecvAction]:
+        """Closed on this side: every message is dropped, and with ``drain`` discarded too.
 
-        Returns:
-            The posts that waited, in order, but for those with a move into their buffer: they
-            get ``Fail`` when it ends.
+        A post with a move into its buffer gets ``Fail`` when that ends.
         """
-        self.over = True
+        self.draining = drain and not self.over
+        self.over, self._dues.stopped = True, not self.draining
+        actions = self._turn_away(self._messages) if self.draining else []
         self._truncate(0)
-        return [fail.post for fail in self._fail_unserved()]
+        return [*self._fail_unserved(), *actions]
 
     # --- the moves ---
 
@@ -289,6 +293,16 @@ class RecvOrder:
             message.state = GONE
             self._let_go(message)
             self._free(message)
+
+    def _turn_away(self, messages: Iterable[Incoming]) -> list[RecvAction]:
+        actions: list[RecvAction] = []
+        for message in messages:
+            moved = message.bulk and message.state is READY
+            if not moved and message.state not in ON_THE_MOVE:  # with its route, or held by it
+                actions.append(Discard(message))
+            if not message.credited:
+                self._dues.add(message, actions)
+        return actions
 
     def _truncate(self, index: int) -> None:
         while len(self._messages) > index:
@@ -350,19 +364,8 @@ class RecvOrder:
         del self._posts[post]
         post.state = GONE
         if not message.credited:
-            self._give_credit(message, actions)
+            self._dues.add(message, actions)
         return True
-
-    def _give_credit(self, message: Incoming, actions: list[RecvAction]) -> None:
-        message.credited = True
-        self._owed_messages += 1
-        self._owed_bytes += message.charge
-        enough = (
-            self._owed_messages >= self._credit_messages or self._owed_bytes >= self._credit_bytes
-        )
-        if enough and not self.over:
-            actions.append(Credit(self._owed_messages, self._owed_bytes))
-            self._owed_messages = self._owed_bytes = 0
 
     def _begin_moves(self, actions: list[RecvAction]) -> None:
         """Let bulk messages move in, in their order, as far as posts, budget and limit allow."""

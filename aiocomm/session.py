@@ -326,7 +326,9 @@ class Session:
         return self._closing
 
     def _refuse_receives(self) -> None:
-        self.receiving.close(ClosedError("the group was closed on this side", **self._where))
+        error = ClosedError("the group was closed on this side", **self._where)
+        # What comes while sends leave is dropped, not left: the peer may be closing just so.
+        self.receiving.close(error, drain=self._draining and self.sending.pending > 0)
 
     async def _run_close(self) -> None:
         if self._draining:
@@ -348,16 +350,20 @@ class Session:
         try:
             async with asyncio.timeout(timeout):
                 await self.sending.drain()
+                self.receiving.stop_draining()
                 # Nobody gets it any more, but a transfer that is cut leaves its backend in a mess.
                 await self.receiving.settle()
         except TimeoutError:
+            if left := self.sending.pending:
+                text = "sends dropped at close: %d; %s did not take them within %g s"
+            else:
+                left = self.receiving.moving
+                text = "transfers cut at close: %d; %s did not end them within %g s"
             log.warning(
-                "group %s: sends dropped at close: %d; %s did not take them within %g s",
-                self._where["group"],
-                self.sending.pending,
-                self._where["peer"],
-                timeout,
+                "group %s: " + text, self._where["group"], left, self._where["peer"], timeout
             )
+        finally:
+            self.receiving.stop_draining()
 
     async def _tear_down(self) -> None:
         """Give back everything that the group holds."""

@@ -1,6 +1,7 @@
 """The order of the sending end: who may start, and when, within the window of the peer.
 
-The counterpart of ``ordering.py``, and as pure: events in, actions out, neither asyncio nor torch.
+Also what the receiving end owes of that window (``Dues``). The counterpart of ``ordering.py``, and
+as pure: events in, actions out, neither asyncio nor torch.
 
 One row per outgoing message::
 
@@ -23,11 +24,39 @@ message (a frame each), and a message that waits for room that the peer may neve
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
-from .entries import IllegalTransition, Outgoing, Start, State
+from .entries import Credit, IllegalTransition, Outgoing, Start, State
+
+if TYPE_CHECKING:
+    from .entries import Incoming, RecvAction
 
 # Python 3.11 takes 60 ns to find a member in its enum, and 5 to find a global.
 NEW, QUEUED, STARTED, GONE = State.NEW, State.QUEUED, State.STARTED, State.GONE
+
+
+class Dues:
+    """What the receiving end owes the sender of its window; given back a quarter at a time.
+
+    Args:
+        messages: the whole window.
+        nbytes: the same, in bytes.
+    """
+
+    def __init__(self, messages: int, nbytes: int) -> None:
+        self._enough_messages, self._enough_bytes = quarter(messages), quarter(nbytes)
+        self._messages = self._bytes = 0
+        self.stopped = False  # nobody sends any more
+
+    def add(self, message: Incoming, actions: list[RecvAction]) -> None:
+        """A message left the window; there is a ``Credit`` more in the actions when it is time."""
+        message.credited = True
+        self._messages += 1
+        self._bytes += message.charge
+        enough = self._messages >= self._enough_messages or self._bytes >= self._enough_bytes
+        if enough and not self.stopped:
+            actions.append(Credit(self._messages, self._bytes))
+            self._messages = self._bytes = 0
 
 
 def quarter(window: int) -> int:

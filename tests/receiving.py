@@ -25,6 +25,7 @@ from aiocomm.entries import (
     Transfer,
 )
 from aiocomm.ordering import RecvOrder
+from aiocomm.window import Dues
 
 BUDGET, COPY_LIMIT, LIMIT, WINDOW_MESSAGES, WINDOW_BYTES = 100, 10, 2, 8, 40
 SMALL, LARGE = 5, 40
@@ -66,6 +67,7 @@ class Shell:
     credited: set[Incoming] = field(default_factory=set)
     next: int = 0
     over: bool = False
+    draining: bool = False
 
     # --- events ---
 
@@ -135,14 +137,28 @@ class Shell:
         self._cut(keep_moving=keep_moving, held=held)
         self._carry_out(self.order.lose(keep_moving=keep_moving, held=held))
 
-    def close(self) -> list[Post]:
+    def close(self, *, drain: bool = False) -> list[Post]:
+        self.draining = drain and not self.over
         self.over = True
+        left = [post for post in self.posts if not self.written(post)]
+        if self.draining:
+            self._owe(*self.line)
         self.line.clear()
-        left = self.order.close()
-        assert left == [post for post in self.posts if not self.written(post)]
-        for post in left:
-            self.posts.remove(post)
+        before = len(self.failed)
+        self._carry_out(self.order.close(drain=drain))
+        assert left == self.failed[before:]
+        assert not (self.draining and self.wire)
         return left
+
+    def turn_away(self, size: int = SMALL, *, bulk: bool = False) -> Incoming:
+        """What arrives while a closed side drains."""
+        message = Incoming(Side("obj"), self.next, size, 1 if bulk else size, bulk)
+        self.next += 1
+        if bulk:
+            self.wire.append(message)
+        self._owe(message)
+        self._carry_out(self.order.arrive(message))
+        return message
 
     # --- what the model knows ---
 
@@ -198,12 +214,17 @@ class Shell:
                     assert message not in self.lingering
                     self.lingering.append(message)
                 case Discard(message=message):
-                    assert message is self.wire.pop(0)
+                    assert self.draining or message is self.wire[0]
+                    if message in self.wire:
+                        assert message is self.wire.pop(0)
                 case Deliver(post=post, message=message) | Mismatch(post=post, message=message):
                     self._check_pair(action, post, message)
                 case Credit(messages=messages, nbytes=nbytes):
-                    assert not self.over
+                    assert self.draining or not self.over
                     assert messages > 0
+                    if self.draining:  # what it turned away is owed bit by bit
+                        self.owed = [self.owed[0] - messages, self.owed[1] - nbytes]
+                        continue
                     assert [messages, nbytes] == self.owed
                     self.owed = [0, 0]
                 case Fail(post=post):
@@ -246,16 +267,24 @@ class Shell:
             assert body == message.sequence
             assert self.move_of(message) is None
             self.delivered[message] = post
-        if message not in self.credited:
-            self.credited.add(message)
-            self.owed[0] += 1
-            self.owed[1] += message.charge
+        self._owe(message)
+
+    def _owe(self, *messages: Incoming) -> None:
+        for message in messages:
+            if message not in self.credited:
+                self.credited.add(message)
+                self.owed[0] += 1
+                self.owed[1] += message.charge
 
 
 def snapshot(order: RecvOrder, *entries: Post | Incoming | None) -> list[dict[str, Any]]:
     """All that an event could change."""
     state = {
-        name: list(value) if isinstance(value, dict | deque) else value
+        name: list(value)
+        if isinstance(value, dict | deque)
+        else dict(vars(value))
+        if isinstance(value, Dues)
+        else value
         for name, value in vars(order).items()
     }
     return [state, *({n: getattr(e, n) for n in e.__slots__} for e in entries if e)]

@@ -256,6 +256,47 @@ async def test_closing_during_an_opening_ends_it_and_proposes_nothing_more(
     await wire.aclose()
 
 
+@pytest.mark.parametrize("said", ["nothing", "no"])
+@pytest.mark.parametrize("how", ["both", "sending", "broken", "lost"])
+async def test_what_is_severed_while_it_is_set_up_is_not_followed_by_the_next_route(
+    how: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = Wire(monkeypatch)
+    bulk = wire.first.bulk
+    opening = asyncio.create_task(bulk.open())
+    await wire.carry()
+    wire.first.routes[0].survives = False
+    if said == "no":  # in the very turn
+        await _refused(wire)
+    if how == "broken":
+        bulk.frame_received(route_frame(Step.BROKEN, "", "RECEIVING bad luck"))
+    elif how == "lost":
+        bulk.peer_lost()
+    else:
+        bulk.sever(End.SENDING if how == "sending" else None)
+    await wire.carry()
+    for each in (opening, bulk.open()):
+        with pytest.raises(RouteError, match="severed"):
+            await each
+    assert "OPEN link" not in wire.first.said
+    assert caplog.messages == []
+    await wire.aclose()
+
+
+async def test_a_receiving_end_that_is_severed_leaves_the_other_direction_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wire = Wire(monkeypatch)
+    wire.first.bulk.sever(End.RECEIVING)
+    opening = asyncio.create_task(wire.first.bulk.open())
+    await wire.carry()
+    for side in (wire.first, wire.second):
+        side.routes[0].opening.set_result(None)
+    await wire.carry()
+    assert await opening is wire.first.routes[0]
+    await wire.aclose()
+
+
 async def test_a_link_that_is_down_stops_no_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(monkeypatch)
     wire.first.lose()

@@ -53,7 +53,10 @@ def test_reluctant_message_waits_for_its_call_or_for_hurry() -> None:
         ("MOVING", lambda s, m: s.lose(keep_moving=True), "MOVING", []),
         ("MOVING", lambda s, m: s.lose(keep_moving=False), "DROPPED", []),
         ("MOVING", lambda s, m: s.fail(m), "GONE", ["Fail"]),
+        ("ARRIVED", lambda s, m: s.close(), "GONE", []),
+        ("ARRIVED", lambda s, m: s.close(drain=True), "GONE", ["Discard"]),
         ("MOVING", lambda s, m: s.close(), "DROPPED", []),
+        ("MOVING", lambda s, m: s.close(drain=True), "DROPPED", []),
         ("LEAVING", lambda s, m: s.end(m), "READY", []),
         ("LEAVING", lambda s, m: s.post(), "DROPPED", ["Mismatch"]),
         ("LEAVING", lambda s, m: s.lose(keep_moving=False), "LEAVING", []),
@@ -63,10 +66,12 @@ def test_reluctant_message_waits_for_its_call_or_for_hurry() -> None:
         ("READY", lambda s, m: s.post(), "GONE", ["Mismatch"]),
         ("READY", lambda s, m: s.lose(keep_moving=False), "READY", []),
         ("READY", lambda s, m: s.close(), "GONE", []),
+        ("READY", lambda s, m: s.close(drain=True), "GONE", ["Discard"]),
         ("COPYING", lambda s, m: s.end(m), "TAKEN", ["Deliver"]),
         ("COPYING", lambda s, m: (s.cancel(s.posts[0]), s.end(m)), "READY", []),
         ("COPYING", lambda s, m: s.lose(keep_moving=False), "COPYING", []),
         ("COPYING", lambda s, m: s.fail(m), "GONE", ["Fail"]),
+        ("COPYING", lambda s, m: s.close(drain=True), "DROPPED", []),
         ("TAKEN", lambda s, m: s.give_back(m), "READY", []),
         ("DROPPED", lambda s, m: s.end(m), "GONE", ["Fail"]),
         ("DROPPED", lambda s, m: s.fail(m), "GONE", ["Fail"]),
@@ -324,3 +329,37 @@ def test_messages_that_their_route_holds_move_in_whatever_the_limits_are() -> No
     assert torn.state is State.GONE
     assert all(message.into is None for message in messages)
     assert {post.state for post in posts} == {State.QUEUED}
+
+
+# --- closing while the peer still sends ---
+
+
+def test_a_closed_side_that_drains_takes_everything_off_its_route_and_gives_credit() -> None:
+    shell = Shell()
+    moving = shell.arrive(size=LARGE, bulk=True)
+    waiting = [shell.arrive(size=BUDGET, bulk=True) for _ in range(2)]
+    shell.close(drain=True)
+    assert shell.told == ["Transfer", "Discard", "Credit", "Discard"]
+    late = [shell.turn_away(LARGE, bulk=True), shell.turn_away()]
+    assert shell.told[4:] == ["Discard", "Credit", "Discard"]
+    shell.end(moving)
+    assert {each.state for each in (moving, *waiting, *late)} == {State.GONE}
+    shell.order.draining = False
+    with pytest.raises(IllegalTransition):
+        shell.turn_away()
+
+
+def test_bulk_that_has_moved_in_is_not_taken_off_its_route_again() -> None:
+    shell = Shell()
+    shell.end(shell.arrive(size=LARGE, bulk=True))
+    shell.close(drain=True)
+    assert shell.told == ["Transfer"]
+
+
+def test_a_direction_that_was_over_before_its_close_does_not_drain() -> None:
+    shell = Shell()
+    shell.arrive(size=BUDGET + 1, bulk=True)
+    shell.lose(keep_moving=False)
+    shell.close(drain=True)
+    assert not shell.order.draining
+    assert shell.told == []

@@ -63,10 +63,15 @@ class Schedules(RuleBasedStateMachine):
         if luck == 15:
             self.shell.lose(keep_moving=keep_moving)
 
-    @rule(luck=st.integers(0, 25))
-    def close(self, luck: int) -> None:
+    @rule(luck=st.integers(0, 25), drain=st.booleans())
+    def close(self, luck: int, drain: bool) -> None:
         if luck == 25:
-            self.shell.close()
+            self.shell.close(drain=drain)
+
+    @precondition(lambda self: self.shell.draining)
+    @rule(size=st.sampled_from([0, SMALL, LARGE, BUDGET]), bulk=st.booleans())
+    def turn_away(self, size: int, bulk: bool) -> None:
+        self.shell.turn_away(size, bulk=bulk)
 
     @invariant()
     def agrees_with_the_model(self) -> None:

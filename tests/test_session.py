@@ -193,6 +193,38 @@ async def test_closing_fails_receives_that_wait_and_lets_sends_go(route: str) ->
                 call()
 
 
+@pytest.mark.parametrize("linked", [True, False])
+@each_route
+async def test_two_that_close_at_once_do_not_wait_for_each_other(
+    route: str, linked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    # More than the window lets go, and nothing moves in before somebody asks.
+    settings = {"close_timeout": 600.0, "window_messages": 4, "prefetch_bytes": 0}
+    async with pair(route, **settings) as groups:
+        if linked:
+            await ready(*groups)
+        sends = [[group.send(ramp(LARGE)) for _ in range(8)] for group in groups]
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(group.aclose() for group in groups))
+    errors = [[work.exception() for work in works] for works in sends]
+    assert [None] * 8 in errors  # whoever is done first says goodbye
+    left = [error for each in errors for error in each if error is not None]
+    assert all(isinstance(error, PeerClosedError) for error in left)
+    assert caplog.messages == []
+
+
+async def test_the_warning_tells_sends_that_were_dropped_from_receives_that_were_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with pair("link", close_timeout=0.1) as (a, b):
+        await ready(a, b)
+        a._session.receiving._inbound = 1  # a transfer of the peer that never ends
+        await a.aclose()
+    assert caplog.messages == [
+        "group a:0|b:0: transfers cut at close: 1; b:0 did not end them within 0.1 s"
+    ]
+
+
 @each_route
 async def test_a_closed_pair_can_meet_again(route: str) -> None:
     async with pair(route) as (a, b):

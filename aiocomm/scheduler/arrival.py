@@ -30,13 +30,25 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ..entries import Incoming, Post
     from ..errors import AiocommError
     from ..payload_table import Table
     from ..transport.base import Held
     from .envelope import Envelope
     from .schemas import KeptSchemas
 
+# Python 3.11 takes 60 ns to find a member in its enum, and 5 to find a global.
+TENSOR = Kind.TENSOR
+
 UNBUILT: Any = object()
+
+
+def fits(post: Post, message: Incoming) -> bool:
+    """Whether a call of recv asks for what a message brings."""
+    arrival: Arrival = message.owner
+    if arrival.kind is TENSOR:
+        return bool(post.owner._spec == arrival.spec)
+    return post.owner._spec is None
 
 
 @dataclass(slots=True)

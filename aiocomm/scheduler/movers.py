@@ -60,6 +60,19 @@ class HostMover:
         reached = takewhile(lambda each: not each.owner.by_device, arrived)
         return self.route.end([each.owner.sizes for each in reached if not each.here])
 
+    def admit(self, arrival: Arrival) -> bool:
+        """Whether a bulk message that just came still has to move.
+
+        Raises:
+            ProtocolError: it comes by a route that was not agreed on.
+        """
+        if self.route is None:
+            raise ProtocolError("the peer sends bulk, and no route was agreed on")
+        if arrival.body and (held := self.route.hold(arrival.body, arrival.sizes)) is not None:
+            arrival.held = held  # it is here, as if it had come along
+            return False
+        return True
+
     def take_in(self, arrival: Arrival, into: RecvWork | None) -> asyncio.Future[None]:
         """Move a bulk message into the buffer of a call, or into memory of its own.
 
@@ -86,9 +99,18 @@ class HostMover:
         return memory.clone()
 
     def discard(self, arrival: Arrival) -> asyncio.Future[None]:
-        """Drain a bulk message that nobody can take."""
-        assert self.route is not None
-        return self.route.discard(arrival.sizes)
+        """Drain a message that nobody can take, and give back the memory that it lies in."""
+        if arrival.sizes and arrival.held is None:
+            assert self.route is not None
+            return self.route.discard(arrival.sizes)
+        arrival.release()
+        return self.none()
+
+    def none(self) -> asyncio.Future[None]:
+        """The move of a message that is here already."""
+        moved: asyncio.Future[None] = self._runtime.loop.create_future()
+        moved.set_result(None)
+        return moved
 
 
 class DeviceMover:
@@ -186,12 +208,7 @@ class DeviceMover:
         if arrival.by_device:
             assert self.route is not None
             return self.route.discard(arrival.body, arrival.sizes)
-        if arrival.body or arrival.held is not None:  # it is here already
-            arrival.release()
-            gone: asyncio.Future[None] = self._runtime.loop.create_future()
-            gone.set_result(None)
-            return gone
-        return self._host.discard(arrival)
+        return self._host.none() if arrival.body else self._host.discard(arrival)
 
     def _bring(self, arrival: Arrival, into: RecvWork | None) -> asyncio.Future[Any]:
         # The route is asked here and now: the order of the calls is that of the messages.

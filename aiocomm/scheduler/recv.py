@@ -28,11 +28,10 @@ from ..entries import (
 from ..errors import AiocommError, ClosedError, Context, PairingError, ProtocolError
 from ..handles.base import AsyncWork
 from ..ordering import RecvOrder
-from ..payload import Kind
 from ..runtime import COPY_LIMIT
 from ..stats import Traffic
 from ..transport.base import FrameKind
-from .arrival import Arrival
+from .arrival import TENSOR, Arrival, fits
 from .envelope import Envelope, credit_head
 from .movers import DeviceMover, HostMover
 from .moves import as_route_error
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
     from .works import RecvWork
 
 log = logging.getLogger("aiocomm")
-
-# Python 3.11 takes 60 ns to find a member in its enum, and 5 to find a global.
-TENSOR = Kind.TENSOR
 
 MOVING_LIMIT = 4
 """Bulk messages on the move at a time: enough to hide the loop's turn between two of them."""
@@ -83,7 +79,7 @@ class RecvLane:
         self._broken = broken
         self.context = context
         self._order = RecvOrder(
-            _fits,
+            fits,
             prefetch_bytes=options.prefetch_bytes,
             copy_limit=max(COPY_LIMIT, options.eager_limit),
             moving_limit=MOVING_LIMIT,
@@ -161,7 +157,7 @@ class RecvLane:
             ProtocolError: out of sequence, or its head is not sound.
         """
         order = self._order
-        if order.over:
+        if order.over and not order.draining:
             return
         if frame.sequence != order.expected:
             raise ProtocolError(
@@ -171,10 +167,7 @@ class RecvLane:
         arrival, size = Arrival.of(envelope, frame.body, self._schemas)
         bulk = envelope.bulk
         if bulk and not envelope.far:
-            if (route := self._host.route) is None:
-                raise ProtocolError("the peer sends bulk, and no route was agreed on")
-            if frame.body and (held := route.hold(frame.body, arrival.sizes)) is not None:
-                arrival.held, bulk = held, False  # it is here, as if it had come along
+            bulk = self._host.admit(arrival)
         message = Incoming(arrival, frame.sequence, size, envelope.charge, bulk)
         if envelope.far:
             self.device.admit(message)
@@ -201,12 +194,21 @@ class RecvLane:
             self._settling = asyncio.Event()
             await self._settling.wait()
 
-    def close(self, error: ClosedError) -> None:
-        """Closed on this side: calls that wait fail, quietly."""
+    def close(self, error: ClosedError, *, drain: bool = False) -> None:
+        """Closed on this side: calls that wait fail, quietly.
+
+        Args:
+            error: why.
+            drain: take and drop what the peer still sends, until ``stop_draining``.
+        """
         self._error = error
         self._quiet = True
         self._fail_broken()
-        self._perform([Fail(post) for post in self._order.close()])
+        self._perform(self._order.close(drain=drain))
+
+    def stop_draining(self) -> None:
+        """Begin to drop nothing more; what is being dropped goes on, see ``settle``."""
+        self._order.draining = False
 
     # --- carrying out what the order says ---
 
@@ -341,7 +343,7 @@ class RecvLane:
 
     def _reply(self, kind: FrameKind, sequence: int, head: bytes) -> None:
         assert self._link is not None
-        if self._error is not None:
+        if self._error is not None and not self._order.draining:
             return
         try:
             self._link.send(kind, sequence, head)
@@ -390,10 +392,3 @@ class RecvLane:
         Credit: _credit,
         Fail: _fail,
     }
-
-
-def _fits(post: Post, message: Incoming) -> bool:
-    arrival: Arrival = message.owner
-    if arrival.kind is TENSOR:
-        return bool(post.owner._spec == arrival.spec)
-    return post.owner._spec is None

@@ -214,6 +214,9 @@ async def test_what_the_host_moves() -> None:
     await host.take_in(arrival, work)
     await host.discard(arrival)
     assert [what for what, *_ in route.asked] == ["fetch", "receive", "discard"]
+    arrival.held = held = Held()
+    await host.discard(arrival)  # what is here needs no route
+    assert (len(route.asked), held.released) == (3, 1)
     assert host.clone_now(VALUES).tolist() == VALUES.tolist()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from aiocomm.errors import DecodeError, PairingError, ProtocolError
+from aiocomm.errors import ClosedError, DecodeError, PairingError, ProtocolError
 from aiocomm.payload import pack, pack_tensor
 from aiocomm.scheduler import recv as recv_module
 from aiocomm.scheduler.envelope import credit_head, read_credit
@@ -245,6 +245,30 @@ async def test_settling_waits_for_what_moves_in() -> None:
     receiver.moves[0].fill(packed)
     await settled
     assert torch.equal(await receiver.recv(), ramp(BULK))
+
+
+async def test_a_closed_lane_drains_what_still_comes_until_it_is_told_to_stop() -> None:
+    receiver = Receiver(window_messages=8, prefetch_bytes=0)
+    receiver.bulk(ramp(BULK))
+    receiver.bulk_tensor(ramp(BULK))
+    work = receiver.recv_tensor(blank(1))
+    with pytest.raises(PairingError):
+        await work
+    receiver.lane.close(ClosedError("closed"), drain=True)
+    receiver.bulk(ramp(BULK))
+    receiver.inline("small")
+    assert len(receiver.moves) == 3
+    assert len(receiver.link.of(FrameKind.CREDIT)) == 1 + 2
+    receiver.lane.stop_draining()
+    receiver.bulk(ramp(BULK))
+    assert len(receiver.moves) == 3
+    settling = asyncio.create_task(receiver.lane.settle())
+    for move in receiver.moves:
+        await turns()
+        assert not settling.done()
+        move.future.set_result(None)
+    await settling
+    assert receiver.broken == []
 
 
 class Fragile:
