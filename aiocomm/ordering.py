@@ -120,6 +120,11 @@ class RecvOrder:
         self.draining = False  # closed on this side, but what comes is still taken, and dropped
 
     @property
+    def deaf(self) -> bool:
+        """Whether nothing more may arrive."""
+        return self.over and not self.draining
+
+    @property
     def posted(self) -> int:
         """Calls of recv that wait."""
         return len(self._posts)
@@ -148,22 +153,20 @@ class RecvOrder:
 
     def arrive(self, message: Incoming) -> list[RecvAction]:
         """The envelope of the next message."""
-        actions: list[RecvAction]
-        over = self.over and not self.draining
-        if message.sequence != self.expected or over or message.state is not NEW:
+        if message.sequence != self.expected or self.deaf or message.state is not NEW:
             raise IllegalTransition(f"arrival of {message}; the next is {self.expected}")
         self.expected += 1
         if self.draining:
-            actions, message.state = self._turn_away([message]), GONE
-            return actions
+            turned_away, message.state = self._turn_away([message]), GONE
+            return turned_away
         if self._posts and not self._messages and not (message.bulk or message.far):
             # A short cut for the commonest case, to where ``_advance`` would come by the queue.
             post = next(iter(self._posts))
             if message.size <= self._copy_limit and self._fits(post, message):
                 del self._posts[post]
                 post.state, message.state = GONE, TAKEN
-                actions = [Deliver(post, message)]
-                self._dues.add(message, actions)
+                actions: list[RecvAction] = [Deliver(post, message)]
+                self._dues.add(message, actions, deaf=self.deaf)
                 return actions
         if message.bulk:
             message.state = ARRIVED
@@ -234,7 +237,7 @@ class RecvOrder:
             held: so many messages that have not begun to move in lie with the route, whole; they
                 move in now, whoever asks for them.
         """
-        self.over, self._dues.stopped = True, not self.draining
+        self.over = True
         for index, message in enumerate(self._messages):
             if message.state is ARRIVED and (held or message.here):
                 held -= not message.here
@@ -251,7 +254,7 @@ class RecvOrder:
         A post with a move into its buffer gets ``Fail`` when that ends.
         """
         self.draining = drain and not self.over
-        self.over, self._dues.stopped = True, not self.draining
+        self.over = True
         actions = self._turn_away(self._messages) if self.draining else []
         self._truncate(0)
         return [*self._fail_unserved(), *actions]
@@ -301,7 +304,7 @@ class RecvOrder:
             if not moved and message.state not in ON_THE_MOVE:  # with its route, or held by it
                 actions.append(Discard(message))
             if not message.credited:
-                self._dues.add(message, actions)
+                self._dues.add(message, actions, deaf=self.deaf)
         return actions
 
     def _truncate(self, index: int) -> None:
@@ -364,7 +367,7 @@ class RecvOrder:
         del self._posts[post]
         post.state = GONE
         if not message.credited:
-            self._dues.add(message, actions)
+            self._dues.add(message, actions, deaf=self.deaf)
         return True
 
     def _begin_moves(self, actions: list[RecvAction]) -> None:

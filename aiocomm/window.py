@@ -46,15 +46,20 @@ class Dues:
     def __init__(self, messages: int, nbytes: int) -> None:
         self._enough_messages, self._enough_bytes = quarter(messages), quarter(nbytes)
         self._messages = self._bytes = 0
-        self.stopped = False  # nobody sends any more
 
-    def add(self, message: Incoming, actions: list[RecvAction]) -> None:
-        """A message left the window; there is a ``Credit`` more in the actions when it is time."""
+    def add(self, message: Incoming, actions: list[RecvAction], *, deaf: bool) -> None:
+        """A message left the window; there is a ``Credit`` more in the actions when it is time.
+
+        Args:
+            message: the one that left.
+            actions: of the receiving end.
+            deaf: nothing more may arrive, so nothing is given back.
+        """
         message.credited = True
         self._messages += 1
         self._bytes += message.charge
         enough = self._messages >= self._enough_messages or self._bytes >= self._enough_bytes
-        if enough and not self.stopped:
+        if enough and not deaf:
             actions.append(Credit(self._messages, self._bytes))
             self._messages = self._bytes = 0
 

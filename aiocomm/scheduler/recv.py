@@ -157,7 +157,7 @@ class RecvLane:
             ProtocolError: out of sequence, or its head is not sound.
         """
         order = self._order
-        if order.over and not order.draining:
+        if order.deaf:
             return
         if frame.sequence != order.expected:
             raise ProtocolError(

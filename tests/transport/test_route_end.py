@@ -157,7 +157,7 @@ async def test_setting_up_that_severs_it() -> None:
         await end.open()
 
 
-@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12")
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="eager tasks: Python 3.12")
 async def test_with_eager_tasks_it_can_be_severed_as_well() -> None:
     class Severing(Fake):
         async def _set_up(self) -> None:
