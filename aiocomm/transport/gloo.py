@@ -76,7 +76,7 @@ class GlooRoute(PairRoute, BlockRoute):
         super().__init__(label, sending=sending, loop=loop, publish=publish, timeout=timeout)
         rank, later = 0 if sending else 1, self._publish_from_thread
         self._pair = GlooPair(label, rank, local_host, later, timeout, stall_timeout)
-        self._completions = Completions(loop, self._chunk_done)
+        self._completions = Completions(loop, self._ended)
         self._ready_key = f"{label}/ready"
         self._ready = 0  # chunks that the receiver has issued, as far as the sender knows
         self._round = 0  # bytes since the last one to be announced, in this turn of the loop
@@ -134,34 +134,23 @@ class GlooRoute(PairRoute, BlockRoute):
             self._scratch = torch.empty(longest, dtype=torch.uint8)
         return self._queue((self._scratch,), sizes, scratch=True)
 
-    def _pump(self) -> None:
-        waiting = self._waiting
-        while waiting and self._may_issue():
-            transfer = waiting[0]
-            chunk = transfer.next_chunk()
-            length = chunk.numel()
-            try:
-                work = self._pair.broadcast(chunk)
-            except RuntimeError as error:
-                return self._break("broke", error)
-            self._completions.add(work, (transfer, length))
-            transfer.outstanding += 1
-            self._issued += 1
-            self._chunks += 1
-            self._bytes += length
-            if transfer.issued:
-                waiting.popleft()
-            if not self._round:
-                self._loop.call_soon(self._end_round)
-            self._round += length
-            if self._round >= ANNOUNCE_BYTES:
-                self._completions.announce()
-                self._round = 1
-
     def _may_issue(self) -> bool:
         if self.sending:
             return self._issued < self._ready
         return self._chunks < WINDOW_CHUNKS and self._bytes < WINDOW_BYTES
+
+    def _issue(self, transfer: Transfer, chunk: torch.Tensor) -> None:
+        length = chunk.numel()
+        self._completions.add(self._pair.broadcast(chunk), (transfer, length))
+        self._issued += 1
+        self._chunks += 1
+        self._bytes += length
+        if not self._round:
+            self._loop.call_soon(self._end_round)
+        self._round += length
+        if self._round >= ANNOUNCE_BYTES:
+            self._completions.announce()
+            self._round = 1
 
     def _end_round(self) -> None:
         self._round = 0
@@ -175,16 +164,11 @@ class GlooRoute(PairRoute, BlockRoute):
         self._late = None
         self._completions.announce_all()
 
-    def _chunk_done(self, chunk: tuple[Transfer, int], error: BaseException | None) -> None:
+    def _ended(self, chunk: tuple[Transfer, int], error: BaseException | None) -> None:
         transfer, length = chunk
-        transfer.outstanding -= 1
         self._chunks -= 1
         self._bytes -= length
-        if error is not None:
-            self._break("broke", error)
-        elif self._waiting:
-            self._pump()
-        self._finish_done()
+        self._chunk_done(transfer, error)
 
     def _end_pair(self, done: Callable[[], None], *, opening: bool) -> threading.Thread:
         if self._chunks or opening:

@@ -29,7 +29,7 @@ from .device_meeting import Meeting
 from .nccl_flow import Flow
 from .nccl_pair import NcclPair
 from .pair_route import PairRoute
-from .route_end import SETUP_TIMEOUT, State
+from .route_end import SETUP_TIMEOUT
 from .transfer import MIB
 
 if TYPE_CHECKING:
@@ -168,34 +168,21 @@ class NcclRoute(PairRoute):
             self._scratch = self._device.allocate(longest, self._stream)
         return self._queue([self._scratch], blocks, scratch=True)
 
-    def _pump(self) -> None:
-        waiting = self._waiting
-        while waiting and self._flow.may_issue:
-            transfer = waiting[0]
-            chunk = transfer.next_chunk()
-            try:
-                held = self._pair.broadcast(chunk)
-                event = self._device.record(self._stream)
-            except RuntimeError as error:
-                return self._break("broke", error)
-            transfer.outstanding += 1
-            number = self._flow.issue()
-            if self.sending:
-                transfer.last = number
-            done = self._poller.watch(event, keep=(transfer, chunk, held))
-            done.add_done_callback(partial(self._chunk_done, transfer))
-            if transfer.issued:
-                waiting.popleft()
+    def _may_issue(self) -> bool:
+        return self._flow.may_issue
 
-    def _chunk_done(self, transfer: Transfer, end: asyncio.Future[None]) -> None:
-        transfer.outstanding -= 1
+    def _issue(self, transfer: Transfer, chunk: torch.Tensor) -> None:
+        held = self._pair.broadcast(chunk)
+        event = self._device.record(self._stream)
+        number = self._flow.issue()
+        if self.sending:
+            transfer.last = number
+        done = self._poller.watch(event, keep=(transfer, chunk, held))
+        done.add_done_callback(partial(self._event_done, transfer))
+
+    def _event_done(self, transfer: Transfer, end: asyncio.Future[None]) -> None:
         self._flow.finish()
-        error = end.exception()
-        if error is not None:
-            self._break("broke", error)
-        elif self._state is State.OPEN:
-            self._pump()
-        self._finish_done()
+        self._chunk_done(transfer, end.exception())
 
     def _stalled(self) -> None:
         text = "stands still: nothing has arrived for the seconds of Options.stall_timeout"

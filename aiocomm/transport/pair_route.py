@@ -2,7 +2,7 @@
 
 The half of the Gloo and the NCCL route that is the same for both, on the event loop. What blocks is
 in the pair, the group of two, which has threads of its own for that. May not know what a pair is
-made of, how a chunk is issued, nor by what it is known to be done: that is the other half.
+made of, how a chunk is handed to it, nor by what it is known to be done: that is the other half.
 
 Rejected: an object that a route owns in place of a base class. It and the route would call each
 other for every chunk, and the state, the error and the queue would be a part of both.
@@ -133,9 +133,38 @@ class PairRoute(RouteEnd):
             self._pump()
         return future
 
-    @abstractmethod
     def _pump(self) -> None:
         """Issue the next chunks of what waits, as many as may be under way."""
+        waiting = self._waiting
+        while waiting and self._may_issue():
+            transfer = waiting[0]
+            try:
+                self._issue(transfer, transfer.next_chunk())
+            except RuntimeError as error:
+                return self._break("broke", error)
+            transfer.outstanding += 1
+            if transfer.issued:
+                waiting.popleft()
+
+    @abstractmethod
+    def _may_issue(self) -> bool:
+        """Whether one more chunk may be under way."""
+
+    @abstractmethod
+    def _issue(self, transfer: Transfer, chunk: torch.Tensor) -> None:
+        """Hand a chunk to the pair; ``_chunk_done`` is called later, not within this call.
+
+        Raises:
+            RuntimeError: the backend refuses.
+        """
+
+    def _chunk_done(self, transfer: Transfer, error: BaseException | None) -> None:
+        transfer.outstanding -= 1
+        if error is not None:
+            self._break("broke", error)
+        else:
+            self._pump()
+        self._finish_done()
 
     def _finish_done(self) -> None:
         active = self._active
