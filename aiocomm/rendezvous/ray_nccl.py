@@ -2,7 +2,9 @@
 
 For anyone who builds NCCL communicators; aiocomm's own routes do not need it. Rank 0 makes the id
 and an actor that holds it, ``NCCLIDStore``, under the group's name. It belongs to rank 0's process,
-so an id whose rank 0 is dead is not to be had. The last rank that has its communicator ends it.
+so Ray ends it soon after that one's death, and then the id is not to be had; who took it in between
+leaves it when the store ends (not so the blocking form, whose thread is in the backend). The last
+rank that has its communicator ends it.
 
 Ray tells nobody that a name has come into use. So a rank that finds no store waits on a board,
 which exists while somebody waits, and rank 0 writes there that it is worth looking again. What a

@@ -121,9 +121,10 @@ async def _rank_0_dies() -> None:
     actor: Any = Rank0.remote()
     dead = await actor.create.remote(3, "dead")
     assert (await start(1, 3, "dead", backend)).nccl_id == dead
+    store = await store_of("dead")
     ray.kill(actor)
-    with pytest.raises(ray.exceptions.RayActorError):
-        await actor.create.remote(3, "dead")
+    with pytest.raises(ray.exceptions.RayActorError):  # Ray ends it after its owner, some time on
+        await store.wait_complete.remote()
     with pytest.raises(RendezvousTimeout, match=r"rank 2 .* rank 0"):
         await start(2, 3, "dead", backend, timeout=0.3)
     late = start(2, 3, "dead", backend)
