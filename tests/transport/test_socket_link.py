@@ -9,6 +9,7 @@ import asyncio
 import gc
 import socket
 import weakref
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from aiocomm.transport.frames import encode, encode_header
 from aiocomm.transport.link import Heart, dial
 from aiocomm.transport.socket_link import BACKLOG, ONE_WRITE
 
+from ..pairs import until
 from ..processes import Stage, Workers
 from .links import HELLO, Recorder, by_way, linked, listening, raw_peer, ticks
 
@@ -155,9 +157,11 @@ async def test_a_backlog_is_bounded_and_nothing_of_it_is_lost(way: str) -> None:
     async with linked(way) as pair:
         count = 0
         while pair.ours.writable:
-            pair.ours.send(FrameKind.CHUNK, count, b"", bytes(50_000))
-            count += 1
-            await asyncio.sleep(0)
+            while pair.ours.writable:
+                pair.ours.send(FrameKind.CHUNK, count, b"", bytes(50_000))
+                count += 1
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.02)  # nothing announces that the kernel takes no more
         drained = asyncio.create_task(pair.ours.drain())
         await asyncio.sleep(0)
         assert BACKLOG < pair.theirs.statistics.bytes_in < 2 * BACKLOG
@@ -306,17 +310,25 @@ async def _serve(stage: Stage, way: str) -> list[str]:
 @each_way
 @pytest.mark.asyncio
 async def test_a_stopped_process_is_lost_after_the_time_out(way: str) -> None:
-    options = Options(heartbeat_interval=0.05, peer_timeout=0.4)
     with Workers(1) as workers:
         worker = workers.start(_serve, way)
         endpoint = Endpoint.from_bytes(await asyncio.to_thread(workers.wait, "endpoint"))
-        heart = Heart(options)
-        link = await dial(endpoint, HELLO, heart=heart, options=options)
+        link: Any = await dial(endpoint, HELLO, heart=Heart(Options()))
         handler = Recorder()
         link.attach(handler)
-        await ticks(heart, 12)  # longer than the time-out
+
+        def beat() -> None:
+            link.beat(0.05, 0.4)
+
+        for _ in range(12):  # longer than the time-out, by a clock that waits for the peer's beats
+            heard = link.statistics.bytes_in
+            await until(lambda: link.statistics.bytes_in > heard)  # noqa: B023
+            beat()
         assert handler.losses == []
         worker.stop()
+        while not handler.losses:
+            beat()
+            await asyncio.sleep(0)
         loss = await handler.loss()
         assert type(loss) is PeerLostError
         assert "silent" in str(loss)
