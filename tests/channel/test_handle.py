@@ -151,11 +151,8 @@ async def test_who_connects_first_waits(
     peers: list[Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came = AsyncChannelWork(peers[0].connect.remote(name))
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(RendezvousTimeout, match=f"nobody created channel {name!r} in namespace"),
-    ):
-        patch.setattr(actor_module, "FIRST_PAUSE", 2 * WAIT)  # so it looks once
+    monkeypatch.setattr(actor_module, "FIRST_PAUSE", 2 * WAIT)  # so it looks once
+    with pytest.raises(RendezvousTimeout, match=f"nobody created channel {name!r} in namespace"):
         await Channel.connect(name, timeout=WAIT)
     async with await Channel.create(name) as channel:
         await channel.put("late")
