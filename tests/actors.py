@@ -23,7 +23,7 @@ import aiocomm
 from aiocomm import Options
 from aiocomm.worker import BlockingWorker, Worker
 
-WAIT = 60.0  # seconds; guards against hanging, nothing waits that long
+WAIT = 240.0  # seconds; guards against hanging, nothing waits that long
 
 # Threads of Ray's gRPC, which makes them as it is busy; as the kernel names them.
 GRPC = {

@@ -37,8 +37,7 @@ def kept_board(cluster: None) -> Iterator[None]:
 @pytest.fixture(scope="module", params=["shm", "gloo"])
 def actors(kept_board: None, request: pytest.FixtureRequest) -> Iterator[Workers]:
     """Two actors that Ray starts again, and the route that their bulk takes."""
-    # That a peer is silent tells nobody of its death here: the end of the connection does.
-    options = replace(OPTIONS, route=request.param, peer_timeout=600.0)
+    options = replace(OPTIONS, route=request.param)
     kind = ray.remote(num_cpus=0, max_restarts=-1)(Talker)
     with launch(kind, 2, group="t", options=options) as workers:
         yield workers
