@@ -8,7 +8,8 @@ import sys
 import pytest
 import uvloop
 
-from aiocomm.loops import has_uvloop, new_event_loop
+from aiocomm.errors import WouldBlockError
+from aiocomm.loops import check_no_loop, has_uvloop, new_event_loop
 
 
 def test_uvloop_where_it_is_installed() -> None:
@@ -24,3 +25,13 @@ def test_asyncio_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     loop.close()
     assert isinstance(loop, asyncio.SelectorEventLoop)
     assert not has_uvloop()
+
+
+def test_what_blocks_is_refused_where_a_loop_runs() -> None:
+    check_no_loop("await it")
+
+    async def call() -> None:
+        with pytest.raises(WouldBlockError, match="this thread: await it"):
+            check_no_loop("await it")
+
+    asyncio.run(call())
