@@ -112,13 +112,13 @@ class BulkRoutes:
         """The sending end; set up on the first call.
 
         Raises:
-            RouteError: none of the candidates can be set up.
+            RouteError: none of the candidates can be set up, or the group ended meanwhile.
 
         Cancellation: the set-up goes on for the next call.
         """
         if self._opening is None:
             self._opening = self._runtime.loop.create_task(self._propose_all(self._names))
-        route: SendingRoute = await asyncio.shield(self._opening)
+        route: SendingRoute = await _set_up(self._opening)
         return route
 
     async def open_device(self, index: int) -> DeviceSendingRoute:
@@ -135,7 +135,7 @@ class BulkRoutes:
         if self._opening_device is None:
             names = device_candidates(self._runtime.options.device_route)
             self._opening_device = self._runtime.loop.create_task(self._propose_all(names, index))
-        route: DeviceSendingRoute = await asyncio.shield(self._opening_device)
+        route: DeviceSendingRoute = await _set_up(self._opening_device)
         return route
 
     @property
@@ -376,6 +376,14 @@ class BulkRoutes:
             self._link.send(FrameKind.ROUTE, 0, bytes((step,)) + f"{name}\0{reason}".encode())
         except AiocommError as error:
             log.debug("group %s: the link is down (%s): %s", self._group, step.name, error)
+
+
+async def _set_up(opening: asyncio.Task[Any]) -> Any:
+    """The route that a task sets up; it goes on when whoever waits here is cancelled."""
+    await asyncio.wait([opening])
+    if opening.cancelled():  # by ``aclose``: nobody has cancelled the task that waits here
+        raise RouteError("the group ended before its route was set up")
+    return opening.result()
 
 
 def _outcome(opening: asyncio.Task[Any] | None) -> Any:
