@@ -26,6 +26,7 @@ import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import AiocommError, ProtocolError, RouteError
+from .loops import join
 from .transport.base import FrameKind
 from .transport.select import (
     candidates,
@@ -118,7 +119,7 @@ class BulkRoutes:
         """
         if self._opening is None:
             self._opening = self._runtime.loop.create_task(self._propose_all(self._names))
-        route: SendingRoute = await _set_up(self._opening)
+        route: SendingRoute = await join(self._opening, _cut)
         return route
 
     async def open_device(self, index: int) -> DeviceSendingRoute:
@@ -135,7 +136,7 @@ class BulkRoutes:
         if self._opening_device is None:
             names = device_candidates(self._runtime.options.device_route)
             self._opening_device = self._runtime.loop.create_task(self._propose_all(names, index))
-        route: DeviceSendingRoute = await _set_up(self._opening_device)
+        route: DeviceSendingRoute = await join(self._opening_device, _cut)
         return route
 
     @property
@@ -378,12 +379,8 @@ class BulkRoutes:
             log.debug("group %s: the link is down (%s): %s", self._group, step.name, error)
 
 
-async def _set_up(opening: asyncio.Task[Any]) -> Any:
-    """The route that a task sets up; it goes on when whoever waits here is cancelled."""
-    await asyncio.wait([opening])
-    if opening.cancelled():  # by ``aclose``: nobody has cancelled the task that waits here
-        raise RouteError("the group ended before its route was set up")
-    return opening.result()
+def _cut() -> RouteError:
+    return RouteError("the group ended before its route was set up")
 
 
 def _outcome(opening: asyncio.Task[Any] | None) -> Any:

@@ -1,10 +1,16 @@
-"""Event loops: which one aiocomm starts where it starts one, and that none may be stopped."""
+"""Event loops: which one aiocomm starts, that none may be stopped, and tasks that several await."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, TypeVar
 
 from .errors import WouldBlockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -36,3 +42,18 @@ def check_no_loop(instead: str) -> None:
     """
     if asyncio._get_running_loop() is not None:
         raise WouldBlockError(f"this would stop the event loop of this thread: {instead}")
+
+
+async def join(task: asyncio.Task[T], ended: Callable[[], Exception]) -> T:
+    """The result of a task that others wait for as well.
+
+    Args:
+        task: which its owner may cancel.
+        ended: makes the error for then: nobody has cancelled the one that waits here.
+
+    Cancellation: the task goes on.
+    """
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise ended()
+    return task.result()
