@@ -182,7 +182,13 @@ class Session:
         if self._error is not None:
             raise self._error.again()
         if self._bulk is not None:
-            await self._bulk.open()
+            try:
+                await self._bulk.open()
+            except RouteError as error:
+                if self.state is State.UP:
+                    raise
+                closed = ClosedError("the group was closed on this side", **self._where)
+                raise (self._error or closed).again() from error
 
     # --- the link comes and goes ---
 

@@ -267,6 +267,10 @@ class AsyncWork(asyncio.Future[T]):
     def _on_cancel(self) -> None:
         """Called on the loop after the work was cancelled."""
 
+    def _abandon(self) -> None:
+        """Called on the loop: nobody waits any more, nor takes what has come already."""
+        self._cancel()
+
     def _cancel(self, msg: Any | None = None) -> bool:
         if not _future_cancel(self, msg):
             return False

@@ -69,6 +69,10 @@ class DeliveredWork(AsyncWork[Any]):
         if not self._claims and not self._parked:
             self._give_back()  # where it was delivered: its branches were all that waited
 
+    def _abandon(self) -> None:
+        if not self._cancel():
+            self._give_back()
+
     def _give_back(self) -> None:
         delivered, self._delivered = self._delivered, None
         if delivered is not None:

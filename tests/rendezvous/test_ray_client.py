@@ -199,18 +199,18 @@ def shorten(self: Any) -> None:
         self._reaper = asyncio.get_running_loop().create_task(self._reap())
 
     # Ray wraps methods.
-    inspect.unwrap(type(self)._reap).__globals__.update(LISTEN=0.1, SLICE=0.1)
+    inspect.unwrap(type(self)._reap).__globals__.update(SLICE=0.1)
     self._reaper.get_loop().call_soon_threadsafe(begin_again)
 
 
 async def _all_die() -> None:
     async with RayBoard("reaped", timeout=WAIT):
         board: Any = ray.get_actor("reaped")
-        await board.__ray_call__.remote(shorten)
         other: Any = Owner.remote()
         pid = await other.open.remote("reaped", "theirs")
     assert ray.get_actor("reaped") == board  # the other uses it
     os.kill(pid, signal.SIGKILL)
+    await board.__ray_call__.remote(shorten)  # now that there is none left that could be slow
     with pytest.raises(ray.exceptions.RayActorError):
         while True:  # a call is the only way to see the death of an actor
             await board.look.remote("theirs")
