@@ -187,12 +187,18 @@ class BulkRoutes:
             if end is None or this is end:
                 route.sever()
 
-    def peer_lost(self) -> None:
-        """Sever what cannot go on without the peer."""
+    def peer_gone(self, *, goodbye: bool) -> None:
+        """Sever what cannot go on without the peer.
+
+        Args:
+            goodbye: it closed, and may have taken whole what was sent to it; what it sent itself
+                may still come, where its route trails.
+        """
         self._over = True
-        for route in self._ends.values():
-            if not route.survives:
-                route.sever()
+        for (end, _), route in self._ends.items():
+            if route.survives or (goodbye and (end is End.SENDING or route.trails)):
+                continue
+            route.sever()
 
     async def aclose(self) -> None:
         """Sever and close whatever was set up.

@@ -178,6 +178,7 @@ class RecvLane:
     def lose(self, error: AiocommError, *, keep_moving: bool) -> None:
         """No more messages will come; those that are here whole can still be taken."""
         if self._error is not None:
+            self._host.end(())  # what is being dropped ends too, where the rest of it never comes
             return
         self._error = error
         self._fail_broken()
