@@ -123,7 +123,9 @@ class RecvLane:
 
     def cancelled(self, work: RecvWork) -> None:
         """The caller cancelled its work."""
-        _, actions = self._order.cancel(work._entry)
+        post = work._entry
+        del work._entry  # the post may need the buffer still; the two shall not hold each other
+        _, actions = self._order.cancel(post)
         self._perform(actions)
 
     def give_back(self, work: RecvWork, message: Incoming) -> None:
