@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from asyncio import _get_running_loop
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from anyio.from_thread import start_blocking_portal
 
 from . import collective as _async
 from .comm import Comm as _AsyncComm
-from .errors import ClosedError, WouldBlockError
-from .loops import has_uvloop
+from .errors import ClosedError
+from .loops import check_no_loop
+from .portal import finish, loop_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .stats import GroupStatistics
 
 T = TypeVar("T")
+
+INSTEAD = "use aiocomm.open and await"
 
 
 class CollectiveGroup:
@@ -77,7 +79,7 @@ class CollectiveGroup:
     def send(self, obj: object, async_op: Literal[True]) -> AsyncWork[None]: ...
     def send(self, obj: object, async_op: bool = False) -> AsyncWork[None] | None:
         """Send an object, and wait until its memory is the caller's again."""
-        return _finish(self._group.send(obj), async_op)
+        return finish(self._group.send(obj), async_op)
 
     @overload
     def recv(self, async_op: Literal[False] = False) -> Any: ...
@@ -85,7 +87,7 @@ class CollectiveGroup:
     def recv(self, async_op: Literal[True]) -> AsyncWork[Any]: ...
     def recv(self, async_op: bool = False) -> Any:
         """Wait for the next object of the peer, and return it."""
-        return _finish(self._group.recv(), async_op)
+        return finish(self._group.recv(), async_op)
 
     @overload
     def send_tensor(self, tensor: torch.Tensor, async_op: Literal[False] = False) -> None: ...
@@ -93,7 +95,7 @@ class CollectiveGroup:
     def send_tensor(self, tensor: torch.Tensor, async_op: Literal[True]) -> AsyncWork[None]: ...
     def send_tensor(self, tensor: torch.Tensor, async_op: bool = False) -> AsyncWork[None] | None:
         """Send one tensor to a ``recv_tensor``, and wait until it is the caller's again."""
-        return _finish(self._group.send_tensor(tensor), async_op)
+        return finish(self._group.send_tensor(tensor), async_op)
 
     @overload
     def recv_tensor(
@@ -107,7 +109,7 @@ class CollectiveGroup:
         self, tensor: torch.Tensor, async_op: bool = False
     ) -> AsyncWork[torch.Tensor] | torch.Tensor:
         """Wait until the next tensor of the peer is in ``tensor``, and return it."""
-        return _finish(self._group.recv_tensor(tensor), async_op)
+        return finish(self._group.recv_tensor(tensor), async_op)
 
     def ready(self) -> None:
         """Connect to the peer now, and set the bulk route up.
@@ -202,7 +204,7 @@ class Comm:
         self, obj: object, dst_group: str, dst_rank: int, async_op: bool = False
     ) -> AsyncWork[None] | None:
         """Send an object to a worker, and wait until its memory is the caller's again."""
-        return _finish(self._to((dst_group, dst_rank)).send(obj), async_op)
+        return finish(self._to((dst_group, dst_rank)).send(obj), async_op)
 
     @overload
     def recv(self, src_group: str, src_rank: int, async_op: Literal[False] = False) -> Any: ...
@@ -210,7 +212,7 @@ class Comm:
     def recv(self, src_group: str, src_rank: int, async_op: Literal[True]) -> AsyncWork[Any]: ...
     def recv(self, src_group: str, src_rank: int, async_op: bool = False) -> Any:
         """Wait for the next object of a worker, and return it."""
-        return _finish(self._from((src_group, src_rank)).recv(), async_op)
+        return finish(self._from((src_group, src_rank)).recv(), async_op)
 
     @overload
     def send_tensor(
@@ -224,7 +226,7 @@ class Comm:
         self, tensor: torch.Tensor, dst_group: str, dst_rank: int, async_op: bool = False
     ) -> AsyncWork[None] | None:
         """Send one tensor to a ``recv_tensor``, and wait until it is the caller's again."""
-        return _finish(self._to((dst_group, dst_rank)).send_tensor(tensor), async_op)
+        return finish(self._to((dst_group, dst_rank)).send_tensor(tensor), async_op)
 
     @overload
     def recv_tensor(
@@ -238,7 +240,7 @@ class Comm:
         self, tensor: torch.Tensor, src_group: str, src_rank: int, async_op: bool = False
     ) -> AsyncWork[torch.Tensor] | torch.Tensor:
         """Wait until the next tensor of a worker is in ``tensor``, and return it."""
-        return _finish(self._from((src_group, src_rank)).recv_tensor(tensor), async_op)
+        return finish(self._from((src_group, src_rank)).recv_tensor(tensor), async_op)
 
     def group(self, name: str, rank: int) -> CollectiveGroup:
         """The group that ``send`` to that worker uses now."""
@@ -272,7 +274,7 @@ class Comm:
         return _call(runtime, lambda: self._portal.start_task_soon(call, *args))
 
     def _end(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        _check_no_loop()
+        check_no_loop(INSTEAD)
         with self._ending, contextlib.suppress(ClosedError):
             self._call(end)
             self._stack.close()
@@ -292,7 +294,7 @@ def open(
     Raises:
         WouldBlockError: this thread runs an event loop: use ``async with aiocomm.open``.
     """
-    _check_no_loop()
+    check_no_loop(INSTEAD)
     with (
         _portal() as portal,
         portal.wrap_async_context_manager(
@@ -303,35 +305,18 @@ def open(
 
 
 def _portal() -> contextlib.AbstractContextManager[BlockingPortal]:
-    return start_blocking_portal(backend_options={"use_uvloop": has_uvloop()})
+    return start_blocking_portal(backend_options=loop_options())
 
 
 async def _make_comm(address: WorkerAddress, board: Store, options: Options) -> _AsyncComm:
     return _AsyncComm(address, board=board, options=options)
 
 
-def _finish(work: AsyncWork[T], async_op: bool) -> AsyncWork[T] | T:
-    if async_op:
-        return work
-    try:
-        return work.wait()
-    except BaseException:  # an interrupt: what the peer sends next is for the next call
-        work.cancel()
-        raise
-
-
 def _call(runtime: Runtime, start: Callable[[], Future[T]]) -> T:
-    _check_no_loop()
+    check_no_loop(INSTEAD)
     runtime.check_open()  # the loop's thread is gone, or was never forked
     try:
         outcome = start()
     except RuntimeError as error:
         raise ClosedError("the runtime is closed: open a new one") from error
     return outcome.result()
-
-
-def _check_no_loop() -> None:
-    if _get_running_loop() is not None:
-        raise WouldBlockError(
-            "this would stop the event loop of this thread: use aiocomm.open and await"
-        )

@@ -26,6 +26,7 @@ import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import AiocommError, ProtocolError, RouteError
+from .loops import join
 from .transport.base import FrameKind
 from .transport.select import (
     candidates,
@@ -112,13 +113,13 @@ class BulkRoutes:
         """The sending end; set up on the first call.
 
         Raises:
-            RouteError: none of the candidates can be set up.
+            RouteError: none of the candidates can be set up, or the group ended meanwhile.
 
         Cancellation: the set-up goes on for the next call.
         """
         if self._opening is None:
             self._opening = self._runtime.loop.create_task(self._propose_all(self._names))
-        route: SendingRoute = await asyncio.shield(self._opening)
+        route: SendingRoute = await join(self._opening, _cut)
         return route
 
     async def open_device(self, index: int) -> DeviceSendingRoute:
@@ -135,7 +136,7 @@ class BulkRoutes:
         if self._opening_device is None:
             names = device_candidates(self._runtime.options.device_route)
             self._opening_device = self._runtime.loop.create_task(self._propose_all(names, index))
-        route: DeviceSendingRoute = await asyncio.shield(self._opening_device)
+        route: DeviceSendingRoute = await join(self._opening_device, _cut)
         return route
 
     @property
@@ -186,12 +187,18 @@ class BulkRoutes:
             if end is None or this is end:
                 route.sever()
 
-    def peer_lost(self) -> None:
-        """Sever what cannot go on without the peer."""
+    def peer_gone(self, *, goodbye: bool) -> None:
+        """Sever what cannot go on without the peer.
+
+        Args:
+            goodbye: it closed, and may have taken whole what was sent to it; what it sent itself
+                may still come, where its route trails.
+        """
         self._over = True
-        for route in self._ends.values():
-            if not route.survives:
-                route.sever()
+        for (end, _), route in self._ends.items():
+            if route.survives or (goodbye and (end is End.SENDING or route.trails)):
+                continue
+            route.sever()
 
     async def aclose(self) -> None:
         """Sever and close whatever was set up.
@@ -376,6 +383,10 @@ class BulkRoutes:
             self._link.send(FrameKind.ROUTE, 0, bytes((step,)) + f"{name}\0{reason}".encode())
         except AiocommError as error:
             log.debug("group %s: the link is down (%s): %s", self._group, step.name, error)
+
+
+def _cut() -> RouteError:
+    return RouteError("the group ended before its route was set up")
 
 
 def _outcome(opening: asyncio.Task[Any] | None) -> Any:

@@ -1,8 +1,16 @@
-"""Which event loop aiocomm starts where it starts one: uvloop where it is installed."""
+"""Event loops: which one aiocomm starts, that none may be stopped, and tasks that several await."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from .errors import WouldBlockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -21,3 +29,31 @@ def has_uvloop() -> bool:
     except ImportError:
         return False
     return True
+
+
+def check_no_loop(instead: str) -> None:
+    """Refuse a call that blocks on a thread that runs an event loop.
+
+    Args:
+        instead: what to do there, for the text.
+
+    Raises:
+        WouldBlockError: this is such a thread.
+    """
+    if asyncio._get_running_loop() is not None:
+        raise WouldBlockError(f"this would stop the event loop of this thread: {instead}")
+
+
+async def join(task: asyncio.Task[T], ended: Callable[[], Exception]) -> T:
+    """The result of a task that others wait for as well.
+
+    Args:
+        task: which its owner may cancel.
+        ended: makes the error for then: nobody has cancelled the one that waits here.
+
+    Cancellation: the task goes on.
+    """
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise ended()
+    return task.result()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from .connect import Connector
 from .errors import AiocommError, ClosedError
+from .loops import join
 from .transport.heart import Heart
 from .transport.listener import Listener
 
@@ -71,7 +72,7 @@ class Presence:
 
         Cancellation: the opening goes on for others who wait for it; ``aclose`` ends it.
         """
-        await asyncio.shield(self._begin())
+        await join(self._begin(), self._ended)
 
     def begin(self) -> None:
         """Open without waiting; a failure is logged, and the next who needs it tries again."""
@@ -85,7 +86,7 @@ class Presence:
         Cancellation: safe; a dial under way is dropped.
         """
         try:
-            connector = await asyncio.shield(self._begin())
+            connector = await join(self._begin(), self._ended)
         except AiocommError as error:
             # One for each who waits: they write their group and peer into it.
             raise error.again() from error
@@ -111,12 +112,15 @@ class Presence:
 
     def _begin(self) -> asyncio.Task[Connector]:
         if self._closed:
-            raise ClosedError(f"the runtime of {self._address} is closed: open a new one")
+            raise self._ended()
         opening = self._opening
         if opening is None or _failed(opening):
             opening = asyncio.get_running_loop().create_task(self._open())
             self._opening = opening
         return opening
+
+    def _ended(self) -> ClosedError:
+        return ClosedError(f"the runtime of {self._address} is closed: open a new one")
 
     async def _open(self) -> Connector:
         await self._store.aopen()

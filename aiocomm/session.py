@@ -129,6 +129,11 @@ class Session:
         return self._link is None and (self.state in LIVE or self._draining)
 
     @property
+    def _moving(self) -> bool:
+        """Whether messages move: also while a close waits for those that are pending."""
+        return self.state is State.UP or self._draining
+
+    @property
     def dialling(self) -> bool:
         """Not linked yet, and on the way to the peer."""
         return self._connecting is not None and self.wants_link
@@ -177,7 +182,13 @@ class Session:
         if self._error is not None:
             raise self._error.again()
         if self._bulk is not None:
-            await self._bulk.open()
+            try:
+                await self._bulk.open()
+            except RouteError as error:
+                if self.state is State.UP:
+                    raise
+                closed = ClosedError("the group was closed on this side", **self._where)
+                raise (self._error or closed).again() from error
 
     # --- the link comes and goes ---
 
@@ -258,13 +269,13 @@ class Session:
 
     def _transfer_broke(self, end: End, error: AiocommError) -> None:
         # Most often the peer died and the link is about to say so: that is the better error.
-        if self.state is State.UP:
+        if self._moving:
             self._verdicts.append(
                 self._runtime.loop.call_later(VERDICT_DELAY, self._break, end, error)
             )
 
     def _break(self, end: End, error: AiocommError) -> None:
-        if self.state is not State.UP:
+        if not self._moving:
             return
         if self._bulk is not None:
             self._bulk.break_end(end, str(error))
@@ -287,12 +298,13 @@ class Session:
         # One that says goodbye may have taken bulk whole whose route tells so a moment later.
         graceful = isinstance(error, PeerClosedError)
         error.group, error.peer = self._where["group"], self._where["peer"]
-        if self._bulk is not None and not graceful:
-            self._bulk.peer_lost()
+        if self._bulk is not None:
+            self._bulk.peer_gone(goodbye=graceful)
         if self.state not in LIVE:
             # A drain waits in vain. That this side closes, the board included, is no news.
             quiet = isinstance(error, ClosedError)
             self.sending.close(error, quiet=quiet, keep_moving=graceful)
+            self.receiving.lose(error, keep_moving=graceful)
             return
         self.state = State.LOST
         self._error = error

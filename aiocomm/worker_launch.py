@@ -14,14 +14,14 @@ import contextlib
 import logging
 import math
 import time
-from asyncio import _get_running_loop
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from .address import WorkerAddress
 from .collective import check_names
 from .comm import Seat
-from .errors import MissingPackageError, RendezvousTimeout, UsageError, WouldBlockError
+from .errors import MissingPackageError, RendezvousTimeout, UsageError
+from .loops import check_no_loop
 from .options import Options
 
 try:
@@ -138,7 +138,7 @@ class Workers(Sequence[Any]):
 
         Raises: as ``ready``, and WouldBlockError on a thread that runs an event loop.
         """
-        _check_no_loop("ready")
+        check_no_loop("'await' the workers' ready()")
         asked = waiting = self._ask("_comm_ready")
         begun = time.monotonic()
         deadline = math.inf if timeout is None else begun + timeout
@@ -188,7 +188,7 @@ class Workers(Sequence[Any]):
         Raises:
             WouldBlockError: this thread runs an event loop.
         """
-        _check_no_loop("aclose")
+        check_no_loop("'await' the workers' aclose()")
         if self._end_begun():
             return
         try:
@@ -391,10 +391,3 @@ def _bundle(demands: Mapping[str, Any]) -> dict[str, float]:
             "in actor_options, or placement=None"
         )
     return bundle
-
-
-def _check_no_loop(instead: str) -> None:
-    if _get_running_loop() is not None:
-        raise WouldBlockError(
-            f"this would stop the event loop of this thread: 'await' the workers' {instead}()"
-        )

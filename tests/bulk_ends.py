@@ -22,6 +22,7 @@ class FakeRoute:
 
     def __init__(self, name: str, sending: bool, publish: Any) -> None:
         self.name = name
+        self.survives = self.trails = False
         self.sending = sending
         self.publish = publish
         self.opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()

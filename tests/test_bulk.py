@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import Any
 
@@ -265,13 +266,12 @@ async def test_what_is_severed_while_it_is_set_up_is_not_followed_by_the_next_ro
     bulk = wire.first.bulk
     opening = asyncio.create_task(bulk.open())
     await wire.carry()
-    wire.first.routes[0].survives = False
     if said == "no":  # in the very turn
         await _refused(wire)
     if how == "broken":
         bulk.frame_received(route_frame(Step.BROKEN, "", "RECEIVING bad luck"))
     elif how == "lost":
-        bulk.peer_lost()
+        bulk.peer_gone(goodbye=False)
     else:
         bulk.sever(End.SENDING if how == "sending" else None)
     await wire.carry()
@@ -281,6 +281,17 @@ async def test_what_is_severed_while_it_is_set_up_is_not_followed_by_the_next_ro
     assert "OPEN link" not in wire.first.said
     assert caplog.messages == []
     await wire.aclose()
+
+
+async def test_what_is_severed_when_the_peer_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for goodbye, survives, trails in itertools.product((True, False), repeat=3):
+        side = Wire(monkeypatch).first
+        for end in End:
+            vars(side.bulk._make("gloo", end)).update(survives=survives, trails=trails)
+        side.bulk.peer_gone(goodbye=goodbye)
+        severed = [not (survives or goodbye), not (survives or (goodbye and trails))]
+        assert [route.severed for route in side.routes] == severed
+        await side.bulk.aclose()
 
 
 async def test_a_receiving_end_that_is_severed_leaves_the_other_direction_alone(

@@ -36,7 +36,7 @@ LAYERS = [
     ["group"],
     ["collective"],
     ["comm"],
-    ["blocking", "launch", "worker*", "channel", "testing", "shared"],
+    ["portal", "blocking", "launch", "worker*", "channel", "testing", "shared"],
     [""],
     ["demo*"],  # a user of the public names
     ["cli", "__main__"],

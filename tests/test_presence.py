@@ -132,12 +132,13 @@ async def test_closing_ends_an_opening_that_is_under_way() -> None:
     board = Board()
     board.gate.clear()
     ours = presence(board)
-    ours.begin()
+    waiting = [asyncio.create_task(each) for each in (ours.open(), ours.connect(B, ""))]
     await board.reached.wait()
     await ours.aclose()
     assert board.users == 0
-    with pytest.raises(ClosedError, match="the runtime of a:0 is closed: open a new one"):
-        await ours.open()
+    for each in (*waiting, ours.open()):
+        with pytest.raises(ClosedError, match="the runtime of a:0 is closed: open a new one"):
+            await each
     with pytest.raises(ClosedError):
         await ours.connect(B, "")
 

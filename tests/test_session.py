@@ -13,6 +13,7 @@ import aiocomm
 from aiocomm import RouteCount
 from aiocomm.bulk import End
 from aiocomm.errors import (
+    AiocommError,
     ClosedError,
     PeerClosedError,
     PeerLostError,
@@ -65,6 +66,29 @@ async def test_closing_while_the_peer_is_looked_for_drops_what_it_cannot_deliver
         assert "sends dropped at close: 1; b:0 did not" in caplog.text
         for work in (send, recv, waiting):
             assert isinstance(await failure(work), ClosedError)
+
+
+@pytest.mark.parametrize("route", ["shm", "gloo"])
+@pytest.mark.parametrize(("who", "kind"), [("own", ClosedError), ("peer", PeerLostError)])
+async def test_what_waits_to_be_ready_hears_why_there_will_be_no_route(
+    route: str, who: str, kind: type[AiocommError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(route) as (a, b):
+        await asyncio.gather(a.send(1), b.recv())
+        mine, theirs = a._session._bulk, b._session._bulk
+        assert mine is not None
+        assert theirs is not None
+        monkeypatch.setattr(theirs, "frame_received", lambda _: None)  # the set-up takes its time
+        waiting = asyncio.create_task(a.ready())
+        await until(lambda: mine._opening is not None)
+        if who == "own":
+            await a.abort()
+        else:
+            assert b._session._link is not None
+            b._session._link.abort()
+        error = await failure(waiting)
+        assert isinstance(error, kind)
+        assert error.group == a.name
 
 
 async def test_a_board_that_fails_in_its_own_way_fails_the_works() -> None:

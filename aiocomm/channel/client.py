@@ -59,9 +59,8 @@ if TYPE_CHECKING:
     from .messages import FromClient, Message
 
 NEEDS_LOOP = (
-    "connect it in an event loop that lives as long as the channel is used; for code without one, "
-    "in a loop that runs in a thread of its own: "
-    "asyncio.run_coroutine_threadsafe(Channel.connect(name), loop).result(), and wait() for works"
+    "connect it in an event loop that lives as long as the channel is used; code without one has "
+    "aiocomm.channel.blocking.Channel.connect(name), whose calls block"
 )
 """How to use a channel where no loop runs, in error texts."""
 

@@ -68,7 +68,11 @@ class AsyncWork(asyncio.Future[T]):
         if _get_running_loop() is not self._loop:
             raise WrongLoopError(_WRONG_LOOP)
         if self._traceback is not None:
-            self.result()
+            try:
+                self.result()
+            except BaseException:
+                del self  # as in ``result``
+                raise
         return _future_await(self)
 
     __iter__ = __await__
@@ -78,7 +82,10 @@ class AsyncWork(asyncio.Future[T]):
 
         Cancellation: cancels the work.
         """
-        return await self
+        try:
+            return await self
+        finally:
+            del self  # as in ``result``
 
     def wait(self, timeout: float | None = None) -> T:
         """Block this thread until the work is done; its result.
@@ -103,7 +110,10 @@ class AsyncWork(asyncio.Future[T]):
                 raise TimeoutError(f"{self!r} was not done within {timeout} s; it goes on")
             if not self.done():
                 raise ClosedError(f"the event loop was closed, and {self!r} can never complete")
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # as in ``result``
 
     def result(self) -> T:
         """The result; raises what the work failed with.
@@ -266,6 +276,10 @@ class AsyncWork(asyncio.Future[T]):
 
     def _on_cancel(self) -> None:
         """Called on the loop after the work was cancelled."""
+
+    def _abandon(self) -> None:
+        """Called on the loop: nobody waits any more, nor takes what has come already."""
+        self._cancel()
 
     def _cancel(self, msg: Any | None = None) -> bool:
         if not _future_cancel(self, msg):

@@ -37,8 +37,10 @@ class DeliveredWork(AsyncWork[Any]):
         self._parked += not self.done()
         try:
             value = yield from _work_await(self)
-        except asyncio.CancelledError:
-            self._give_back()
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                self._give_back()
+            del self  # the traceback holds this frame; it shall not hold the work, and a buffer
             raise
         if self._given_back:  # by another task that awaited it
             raise asyncio.CancelledError(_GIVEN_BACK)
@@ -55,7 +57,11 @@ class DeliveredWork(AsyncWork[Any]):
             self._parked -= 1
         else:
             self._delivered = None
-        return _work_result(self) if self._traceback is not None else _future_result(self)
+        try:
+            return _work_result(self) if self._traceback is not None else _future_result(self)
+        except BaseException:
+            del self  # as above
+            raise
 
     @property
     def _falls_with_its_branch(self) -> bool:
@@ -68,6 +74,10 @@ class DeliveredWork(AsyncWork[Any]):
         self._claims -= 1
         if not self._claims and not self._parked:
             self._give_back()  # where it was delivered: its branches were all that waited
+
+    def _abandon(self) -> None:
+        if not self._cancel():
+            self._give_back()
 
     def _give_back(self) -> None:
         delivered, self._delivered = self._delivered, None

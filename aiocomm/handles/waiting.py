@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ class _Bell:
 
     def wait(self, timeout: float | None) -> bool:
         try:
-            self._queue.get(timeout=None if timeout is None else max(0.0, timeout))
+            limit = None if timeout is None or timeout == inf else max(0.0, timeout)
+            self._queue.get(timeout=limit)
         except Empty:
             return False
         return True

@@ -32,6 +32,7 @@ import ray
 from ray.exceptions import RayError
 
 from ..errors import RendezvousError, RendezvousTimeout, UsageError
+from ..loops import check_no_loop
 from .base import check_key
 from .bridge import bridge, in_thread, in_thread_or_undo, start_thread
 from .ray_board import RayBoard
@@ -39,7 +40,6 @@ from .ray_nccl_backend import default_backend, destroy, on_device
 from .ray_nccl_store import (
     Found,
     ask,
-    check_no_loop,
     check_ray,
     end,
     make,

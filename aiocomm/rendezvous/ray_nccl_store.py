@@ -6,7 +6,6 @@ ends with the process that made it, so an id whose rank 0 is dead is not to be h
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from ..errors import AiocommError, RendezvousError, RendezvousTimeout, UsageError, WouldBlockError
+from ..errors import AiocommError, RendezvousError, RendezvousTimeout, UsageError
+from ..loops import check_no_loop
 from . import ray_actor
 from .bridge import bridge, in_thread
 
@@ -172,12 +172,6 @@ def check_ray() -> None:
     """UsageError if Ray does not run in this process."""
     if not ray.is_initialized():
         raise UsageError("Ray does not run in this process: call ray.init() first")
-
-
-def check_no_loop(instead: str) -> None:
-    """WouldBlockError on the thread of a running event loop."""
-    if asyncio._get_running_loop() is not None:
-        raise WouldBlockError(f"this would stop the event loop of this thread: {instead}")
 
 
 def several(name: str, namespaces: list[str]) -> AiocommError:

@@ -47,6 +47,7 @@ class DeviceSending:
         self.ferry = Ferry(runtime)
         self._open_route = open_route
         self._context = context
+        self._pinned = runtime.options.device_route == STAGED
         self._route: DeviceSendingRoute | None = None
         self._staged = False
         self._warned = False
@@ -91,6 +92,8 @@ class DeviceSending:
 
         Cancellation: the set-up goes on for the next call.
         """
+        if self._pinned:  # as the user wants it: no news
+            self._staged = True
         if self._route is None and not self._staged:
             try:
                 self._route = await self._open_route(_place(packed).index)

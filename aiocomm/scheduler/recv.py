@@ -123,7 +123,9 @@ class RecvLane:
 
     def cancelled(self, work: RecvWork) -> None:
         """The caller cancelled its work."""
-        _, actions = self._order.cancel(work._entry)
+        post = work._entry
+        del work._entry  # the post may need the buffer still; the two shall not hold each other
+        _, actions = self._order.cancel(post)
         self._perform(actions)
 
     def give_back(self, work: RecvWork, message: Incoming) -> None:
@@ -178,6 +180,7 @@ class RecvLane:
     def lose(self, error: AiocommError, *, keep_moving: bool) -> None:
         """No more messages will come; those that are here whole can still be taken."""
         if self._error is not None:
+            self._host.end(())  # what is being dropped ends too, where the rest of it never comes
             return
         self._error = error
         self._fail_broken()

@@ -276,6 +276,10 @@ class Route(Protocol):
     def survives(self) -> bool:
         """Whether what the peer has sent can be taken in though the peer is gone."""
 
+    @property
+    def trails(self) -> bool:
+        """Whether what the peer has sent may come in after its goodbye."""
+
     def sever(self) -> None:
         """Make pending operations fail soon, whatever the peer does. Idempotent."""
 

@@ -59,6 +59,7 @@ class GlooRoute(PairRoute, BlockRoute):
     """
 
     name: Final = "gloo"
+    trails: Final = True  # its bytes have a connection of their own
     backend = "Gloo"
     _pair: GlooPair
 

@@ -58,6 +58,7 @@ class NcclRoute(PairRoute):
 
     name: Final = "nccl"
     survives: Final = False
+    trails: Final = False  # a send is done when all of it has come
     backend = "NCCL"
     chunk = CHUNK
     _pair: NcclPair

@@ -12,7 +12,7 @@ import asyncio
 import ctypes
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..errors import AiocommError, ProtocolError, RouteError
 from .base import FrameKind
@@ -51,6 +51,7 @@ class StreamRoute(BlockRoute):
     """
 
     name = "link"
+    trails: Final = False
 
     def __init__(self, link: Link, loop: asyncio.AbstractEventLoop, *, sending: bool) -> None:
         self._link = link

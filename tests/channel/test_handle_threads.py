@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from aiocomm.channel import Channel
+from aiocomm.channel import Channel, blocking
 from aiocomm.channel.client import NEEDS_LOOP
 from aiocomm.errors import ClosedError, UsageError
 
@@ -33,7 +33,13 @@ def test_a_loop_that_has_ended_is_none_to_use_a_channel_in(shared: str) -> None:
 
 
 def test_what_the_errors_say_to_do_works(shared: str) -> None:
-    assert "asyncio.run_coroutine_threadsafe(Channel.connect(name), loop).result()" in NEEDS_LOOP
+    assert "aiocomm.channel.blocking.Channel.connect(name)" in NEEDS_LOOP
+    with blocking.Channel.connect(shared) as channel:
+        channel.put("from here")
+        assert channel.get(timeout=WAIT) == "from here"
+
+
+def test_calls_may_be_made_and_waited_for_in_any_thread(shared: str) -> None:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -27,11 +27,11 @@ pytestmark = pytest.mark.asyncio
 class Opening:
     """What opens the route, as often as it is asked to."""
 
-    def __init__(self, error: RouteError | None = None) -> None:
+    def __init__(self, error: RouteError | None = None, **settings: Any) -> None:
         self.asked: list[int] = []
         self.route: Any = SimpleNamespace(name="nccl")
         self._error = error
-        runtime = Runtime(asyncio.get_running_loop(), Options(), "a:0")
+        runtime = Runtime(asyncio.get_running_loop(), Options(**settings), "a:0")
         self.sending = DeviceSending(runtime, self.open, CONTEXT)
 
     async def open(self, index: int) -> Any:
@@ -47,6 +47,14 @@ def packed_on(sim: Simulated, index: int = 0, *, tensor: bool = False) -> Packed
     assert packed.device is not None
     packed.device.ready = here.mark(packed.device.index)
     return packed
+
+
+async def test_that_none_is_wanted_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    with simulated(auto=True) as sim:
+        opening = Opening(device_route="staged")
+        assert await opening.sending.open(packed_on(sim)) is None
+        assert (opening.asked, opening.sending.name) == ([], "staged")
+    assert caplog.records == []
 
 
 async def test_the_route_is_opened_for_the_device_of_the_first_message() -> None:

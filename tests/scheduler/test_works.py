@@ -6,11 +6,14 @@ And works say in their texts where they belong.
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
+from aiocomm.errors import AiocommError, ClosedError
 from aiocomm.scheduler import recv as recv_module
 
 from .lanes import BULK, blank, ramp, turns
@@ -158,3 +161,26 @@ async def test_they_say_where_they_belong() -> None:
     assert repr(work) == "<RecvWork done>"
     sending = sender.send([1])  # without credit
     assert repr(sending) == "<SendWork pending: group g, direction send, peer b:0>"
+
+
+@pytest.mark.parametrize("end", ["a mismatch", "a close", "a cancellation", "a time-out"])
+async def test_a_call_that_failed_lets_go_of_its_buffer_without_the_collector(end: str) -> None:
+    receiver, buffer = Receiver(), blank(BULK)
+    gone = weakref.ref(buffer)
+    works = [receiver.recv_tensor(buffer)]
+    del buffer
+    gc.disable()
+    try:
+        if end == "a mismatch":
+            receiver.inline("no tensor")
+        elif end == "a close":
+            receiver.lane.close(ClosedError("closed"))
+        elif end == "a cancellation":
+            works[0].cancel()
+        with pytest.raises((AiocommError, asyncio.CancelledError, TimeoutError)):
+            async with asyncio.timeout(0 if end == "a time-out" else None):
+                await works.pop()
+        await turns()
+        assert gone() is None
+    finally:
+        gc.enable()

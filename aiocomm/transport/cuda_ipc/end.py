@@ -28,6 +28,7 @@ class CudaIpcEnd(RouteEnd):
 
     name: Final = "cuda_ipc"
     survives: Final = False
+    trails: Final = False  # a send is done when all of it was copied
     backend = "cuda_ipc"
 
     def __init__(

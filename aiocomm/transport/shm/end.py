@@ -38,6 +38,7 @@ class ShmEnd(ABC, Generic[JobT]):
     """
 
     name: Final = "shm"
+    trails: Final = True  # it lies in memory that both have mapped
     waits_for: ClassVar[str]
     """The one key that the peer's end says while this one opens."""
 

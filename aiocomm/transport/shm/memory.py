@@ -204,3 +204,8 @@ class SenderMemory:
             self._off_loop(lent.drop)
         if self._courier is not None:
             self._courier.close()
+        self._off_loop(self._unmap_ring)
+
+    def _unmap_ring(self) -> None:
+        # Not left to the collector: pool and memory know each other.
+        del self._segment

@@ -154,6 +154,14 @@ async def test_a_ring_gives_its_memory_back_after_a_peer_that_was_slow(
             await asyncio.sleep(0.001)
 
 
+async def test_the_ring_is_unmapped_by_the_close_and_not_by_the_collector() -> None:
+    async with ends() as both, asyncio.timeout(30):
+        memory = both.sender._memory
+        mapped = weakref.ref(memory._segment)
+        await both.sender.aclose()
+        await until(lambda: mapped() is None)
+
+
 @pytest.mark.parametrize(
     ("shm_bytes", "ring", "lend"),
     [(16 * 1024, 8 * 1024, 4 * 1024), (1 << 30, 32 * MIB, 496 * MIB)],

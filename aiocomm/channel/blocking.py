@@ -1,0 +1,307 @@
+"""Channels for code without an event loop: the same calls, which block.
+
+The handles of a process share one event loop in a thread of its own, which begins with the first
+and ends with the last. What nobody let go of is let go of when the process ends, so that what was
+put has left by then. May not know how a channel works: every call is one of the handle behind it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+
+from anyio.from_thread import BlockingPortalProvider
+
+from ..errors import ChannelClosed, ClosedError, WrongLoopError
+from ..loops import check_no_loop
+from ..portal import finish, loop_options
+from ..rendezvous.base import check_timeout
+from .handle import CONNECT_TIMEOUT, DEFAULT
+from .handle import Channel as _AsyncChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from anyio.from_thread import BlockingPortal
+
+    from ..handles import AsyncWork
+
+T = TypeVar("T")
+
+INSTEAD = "use aiocomm.channel.Channel and await"
+
+
+class Channel:
+    """A named queue; see ``aiocomm.channel.Channel`` for what each call takes, does and raises.
+
+    With ``async_op=False``, the default, a call blocks and returns the result. After ``timeout``
+    seconds it raises TimeoutError, and is taken back as one that is cancelled. With
+    ``async_op=True`` it returns the work at once. For any thread that runs no event loop.
+
+    Made by ``create`` and ``connect``; let go of by ``leave`` or ``with``, at the latest when the
+    process ends. Can be sent to another process, where its first call connects.
+
+    Attributes:
+        name: of the channel.
+        namespace: of Ray, in which the name is known.
+    """
+
+    def __init__(self, name: str, namespace: str) -> None:
+        self.name = name
+        self.namespace = namespace
+        self._lock = threading.Lock()  # while it connects, and while it is let go of
+        self._channel: _AsyncChannel | None = None
+        self._portal: BlockingPortal
+        self._stack: contextlib.ExitStack
+        self._process = 0
+        self._left = False
+
+    def __repr__(self) -> str:
+        return f"<blocking {self._channel or _AsyncChannel(self.name, self.namespace)!r}>"
+
+    def __reduce__(self) -> tuple[type[Channel], tuple[str, str]]:
+        return Channel, (self.name, self.namespace)
+
+    @classmethod
+    def create(
+        cls, name: str, maxsize: int = 0, max_bytes: int = 0, *, namespace: str | None = None
+    ) -> Channel:
+        """Create a channel, and connect to it; ends with this process, or when closed and empty.
+
+        Takes and raises what ``aiocomm.channel.Channel.create`` does.
+
+        Raises:
+            WouldBlockError: this thread runs an event loop.
+        """
+        create = _AsyncChannel.create
+        return cls._made(functools.partial(create, name, maxsize, max_bytes, namespace=namespace))
+
+    @classmethod
+    def connect(
+        cls, name: str, *, namespace: str | None = None, timeout: float = CONNECT_TIMEOUT
+    ) -> Channel:
+        """Connect to a channel, waiting until it was created.
+
+        Takes and raises what ``aiocomm.channel.Channel.connect`` does.
+
+        Raises:
+            WouldBlockError: this thread runs an event loop.
+        """
+        connect = _AsyncChannel.connect
+        return cls._made(functools.partial(connect, name, namespace=namespace, timeout=timeout))
+
+    # --- items ---
+
+    @overload
+    def put(
+        self,
+        item: object,
+        weight: float = 0,
+        key: str = DEFAULT,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> None: ...
+    @overload
+    def put(
+        self, item: object, weight: float = 0, key: str = DEFAULT, *, async_op: Literal[True]
+    ) -> AsyncWork[None]: ...
+    def put(
+        self,
+        item: object,
+        weight: float = 0,
+        key: str = DEFAULT,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncWork[None] | None:
+        """Put an item into the channel, and wait until it is there.
+
+        After a time-out it may be there all the same, if it had left already.
+        """
+        return self._do(lambda channel: channel.put(item, weight, key), async_op, timeout)
+
+    def put_nowait(self, item: object, weight: float = 0, key: str = DEFAULT) -> None:
+        """The same; ChannelFull where ``put`` would wait for room."""
+        self._do(lambda channel: channel.put_nowait(item, weight, key))
+
+    @overload
+    def get(
+        self,
+        key: str = DEFAULT,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> Any: ...
+    @overload
+    def get(self, key: str = DEFAULT, *, async_op: Literal[True]) -> AsyncWork[Any]: ...
+    def get(
+        self, key: str = DEFAULT, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Wait for the next item, and take it. A time-out loses none."""
+        return self._do(lambda channel: channel.get(key), async_op, timeout)
+
+    def get_nowait(self, key: str = DEFAULT) -> Any:
+        """The same; ChannelEmpty where ``get`` would wait for an item."""
+        return self._do(lambda channel: channel.get_nowait(key))
+
+    @overload
+    def get_batch(
+        self,
+        batch_weight: float,
+        key: str = DEFAULT,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> list[Any]: ...
+    @overload
+    def get_batch(
+        self, batch_weight: float, key: str = DEFAULT, *, async_op: Literal[True]
+    ) -> AsyncWork[list[Any]]: ...
+    def get_batch(
+        self,
+        batch_weight: float,
+        key: str = DEFAULT,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncWork[list[Any]] | list[Any]:
+        """Wait for items whose weights reach ``batch_weight``. A time-out loses none."""
+        return self._do(lambda channel: channel.get_batch(batch_weight, key), async_op, timeout)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items of the default key, until the channel is closed and empty."""
+        while True:
+            try:
+                item = self.get()
+            except ChannelClosed:
+                return
+            yield item
+
+    # --- questions ---
+
+    def qsize(self, key: str | None = None) -> int:
+        """The number of items that nobody was given, under a key or in all."""
+        return self._do(lambda channel: channel.qsize(key))
+
+    def empty(self, key: str | None = None) -> bool:
+        """Whether there is no item, under a key or at all."""
+        return self._do(lambda channel: channel.empty(key))
+
+    def full(self) -> bool:
+        """Whether there is no room for one more item."""
+        return self._do(lambda channel: channel.full())
+
+    # --- ends ---
+
+    def close(self) -> None:
+        """Let nothing in any more, for whomever; what is there can still be got. Idempotent."""
+        self._do(lambda channel: channel.close())
+
+    def abort(self) -> None:
+        """Close the channel and drop what is in it. Idempotent."""
+        self._do(lambda channel: channel.abort())
+
+    def leave(self) -> None:
+        """Let go of this handle, as ``aclose`` of the other one; calls that wait fail. Idempotent.
+
+        The channel goes on, unless this handle created it: then it is closed.
+
+        Raises:
+            WouldBlockError: this thread runs an event loop.
+        """
+        check_no_loop(INSTEAD)
+        with self._lock:
+            self._left = True
+            channel, self._channel = self._channel, None
+            if channel is None or self._process != os.getpid():  # the thread was never forked
+                return
+            atexit.unregister(self.leave)
+            with self._stack:
+                self._portal.call(channel.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+    # --- inside ---
+
+    @classmethod
+    def _made(cls, make: Callable[[], Coroutine[Any, Any, _AsyncChannel]]) -> Channel:
+        channel = cls("", "")
+        made = channel._open(make)
+        channel.name, channel.namespace = made.name, made.namespace
+        return channel
+
+    def _open(self, make: Callable[[], Coroutine[Any, Any, _AsyncChannel]]) -> _AsyncChannel:
+        check_no_loop(INSTEAD)
+        with contextlib.ExitStack() as stack:
+            self._portal = stack.enter_context(_portals())
+            making: Future[_AsyncChannel] = self._portal.start_task_soon(make)
+            try:
+                made = self._channel = making.result()
+            except BaseException:
+                making.cancel()  # where it was an interrupt
+                raise
+            self._stack = stack.pop_all()
+        self._process = os.getpid()
+        atexit.register(self.leave)
+        return made
+
+    def _opened(self) -> _AsyncChannel:
+        """The handle behind this one; the first call of one that was sent connects it."""
+        with self._lock:
+            if self._left:
+                raise ClosedError(f"the handle of channel {self.name!r} was closed on this side")
+            if self._channel is None:
+                connect = functools.partial(_AsyncChannel.connect, self.name)
+                return self._open(functools.partial(connect, namespace=self.namespace))
+            if self._process != os.getpid():
+                raise WrongLoopError(
+                    f"the handle of channel {self.name!r} belongs to the process that this one was "
+                    "forked from: connect here"
+                )
+            return self._channel
+
+    @overload
+    def _do(self, begin: Callable[[_AsyncChannel], AsyncWork[T]]) -> T: ...
+    @overload
+    def _do(
+        self,
+        begin: Callable[[_AsyncChannel], AsyncWork[T]],
+        async_op: bool,
+        timeout: float | None,
+    ) -> AsyncWork[T] | T: ...
+    def _do(
+        self,
+        begin: Callable[[_AsyncChannel], AsyncWork[T]],
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncWork[T] | T:
+        if timeout is not None:
+            check_timeout(timeout)
+        if not async_op:
+            check_no_loop(INSTEAD)
+        return finish(begin(self._opened()), async_op, timeout)
+
+
+@functools.cache
+def _portals() -> BlockingPortalProvider:
+    """Of this process: a forked one has no thread of its parent's."""
+    return BlockingPortalProvider(backend_options=loop_options())
+
+
+os.register_at_fork(after_in_child=_portals.cache_clear)

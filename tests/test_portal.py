@@ -1,0 +1,100 @@
+"""What a call comes to where no event loop runs: its result, its work, or its being taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aiocomm.handles.base import AsyncWork
+from aiocomm.handles.delivered import DeliveredWork
+from aiocomm.portal import finish, loop_options
+
+WAIT = 30.0  # seconds; guards against hanging
+
+
+class Delivery(DeliveredWork):
+    """What it delivers comes back to it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.back = threading.Event()
+
+    def deliver(self, value: object) -> None:
+        self._delivered = value
+        self.set_result(value)
+
+    def _put_back(self, delivered: Any) -> None:
+        self.back.set()
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """One that runs in another thread."""
+    running = asyncio.new_event_loop()
+    thread = threading.Thread(target=running.run_forever)
+    thread.start()
+    yield running
+    running.call_soon_threadsafe(running.stop)
+    thread.join()
+    running.close()
+
+
+def test_the_result_or_the_work(loop: asyncio.AbstractEventLoop) -> None:
+    work: AsyncWork[int] = AsyncWork(loop=loop)
+    assert finish(work, True) is work
+    loop.call_soon_threadsafe(work.set_result, 3)
+    assert finish(work, False) == 3
+
+
+def test_after_a_time_out_it_is_taken_back(loop: asyncio.AbstractEventLoop) -> None:
+    work: AsyncWork[None] = AsyncWork(loop=loop)
+    with pytest.raises(TimeoutError, match=r"AsyncWork pending.* more than 0\.01 s and is taken"):
+        finish(work, False, 0.01)
+    with pytest.raises(asyncio.CancelledError):
+        work.wait(WAIT)
+
+
+def test_a_time_out_of_the_work_itself_is_its_failure(loop: asyncio.AbstractEventLoop) -> None:
+    work: AsyncWork[None] = AsyncWork(loop=loop)
+    loop.call_soon_threadsafe(work.set_exception, TimeoutError("its own"))
+    with pytest.raises(TimeoutError, match="its own"):
+        finish(work, False, WAIT)
+
+
+def test_what_came_just_before_an_interrupt_goes_back(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Delivery(loop)
+
+    def interrupted(timeout: float | None) -> None:
+        delivered = threading.Event()
+        loop.call_soon_threadsafe(work.deliver, "once")
+        loop.call_soon_threadsafe(delivered.set)
+        assert delivered.wait(WAIT)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finish(work, False)
+    assert work.back.wait(WAIT)
+
+
+def test_an_interrupt_after_the_end_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = asyncio.new_event_loop()
+    work: AsyncWork[None] = AsyncWork(loop=ended)
+
+    def interrupted(timeout: float | None) -> None:
+        ended.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finish(work, False)
+
+
+def test_the_loop_is_uvloop_where_there_is_one() -> None:
+    assert set(loop_options()) == {"use_uvloop"}
