@@ -23,8 +23,7 @@ import aiocomm
 from aiocomm import Options
 from aiocomm.worker import BlockingWorker, Worker
 
-SOON = 5.0  # seconds by which a death must be known
-WAIT = 60.0  # seconds; guards against hanging, nothing waits that long
+WAIT = 240.0  # seconds; guards against hanging, nothing waits that long
 
 # Threads of Ray's gRPC, which makes them as it is busy; as the kernel names them.
 GRPC = {
@@ -36,7 +35,7 @@ GRPC = {
     "timer_manager",
 }
 
-OPTIONS = Options(eager_limit=1024, close_timeout=5.0, stall_timeout=2.0)
+OPTIONS = Options(eager_limit=1024, close_timeout=5.0, stall_timeout=10.0)
 
 
 class Talker(Worker):

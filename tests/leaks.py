@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-GRACE = 3.0  # seconds that threads and sockets of C++ get to end
+GRACE = 30.0  # seconds that threads and sockets of C++ get to end; only a leak takes so long
 _PAUSE = 0.02
 _TASKS = Path("/proc/self/task")
 _FDS = Path("/proc/self/fd")

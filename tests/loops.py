@@ -8,18 +8,28 @@ tests' own loops and by the worker processes alike. Knows nothing of pytest.
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvloop
 
 Context = dict[str, Any]
 
+
+def _unhurried(new: Callable[[], Any]) -> asyncio.AbstractEventLoop:
+    """In debug mode a loop warns of callbacks that took 0.1 s: on a busy machine, of any."""
+    loop: asyncio.AbstractEventLoop = new()
+    loop.slow_callback_duration = math.inf
+    return loop
+
+
 FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.SelectorEventLoop,
-    "uvloop": uvloop.new_event_loop,
+    "asyncio": partial(_unhurried, asyncio.SelectorEventLoop),
+    "uvloop": partial(_unhurried, uvloop.new_event_loop),
 }
 
 

@@ -78,6 +78,6 @@ async def ready(*groups: CollectiveGroup) -> None:
 
 async def until(condition: Callable[[], object], pause: float = 0.001) -> None:
     """Let the loop turn until the condition holds; for what nothing announces."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(pause)

@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 TIMEOUT = 60.0  # seconds for all workers of one test; this guards against hanging, nothing else
-_DUMP_GRACE = 1.0
+_DUMP_GRACE = 3.0  # seconds for writing the stacks, whose end nothing tells
 
 
 class WorkerDied(Exception):

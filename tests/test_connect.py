@@ -100,7 +100,7 @@ async def test_a_peer_that_comes_three_seconds_late() -> None:
                 assert await other.recv() == "early bird"
                 await other.send("here I am")
                 assert await recv == "here I am"
-    assert 3.0 <= loop.time() - begun < 8.0
+    assert loop.time() - begun >= 3.0
 
 
 async def test_a_peer_that_never_comes_is_named() -> None:
@@ -197,11 +197,12 @@ async def test_other_refusals_are_final(code: Refusal) -> None:
         assert raised.value.code is code
 
 
-async def test_refusals_end_with_the_time_out() -> None:
+async def test_refusals_end_with_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE", 600.0)  # so the first one was the last before it
     async with MemoryStore() as store, listening([Refusal.CROSSED] * 100) as there:
         await store.set("worker/b:0", there.to_bytes())
         with pytest.raises(RendezvousTimeout, match="not reached within") as raised:
-            await connector(store, connect_timeout=0.1).connect(B, "g")
+            await connector(store, connect_timeout=60.0).connect(B, "g")
         assert isinstance(raised.value.__cause__, RefusedError)
 
 

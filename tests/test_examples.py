@@ -11,7 +11,6 @@ import ast
 import asyncio
 import inspect
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,10 +26,11 @@ import torch
 
 import aiocomm
 
+from .rendezvous.boards import reserved_port
 from .sources import ROOT
 
 MEMBERS = ["trainer:0", "rollout:0"]
-TIMEOUT = 60.0
+TIMEOUT = 300.0  # seconds; guards against hanging, nothing else
 LINES = 80
 
 LAST_LINES = {
@@ -49,12 +49,6 @@ LAST_LINES = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run(path: Path, *args: str, **environment: str) -> list[str]:
     """Lines of its standard output; it must end well and say nothing else."""
     done = subprocess.run(
@@ -71,9 +65,11 @@ def run(path: Path, *args: str, **environment: str) -> list[str]:
 
 def run_example(name: str) -> list[str]:
     path = ROOT / "examples" / f"{name}.py"
-    port = [str(free_port())] if name == "own_loop" else []
+    if name == "own_loop":
+        with reserved_port() as port:
+            return run(path, str(port))
     with on_ray() if name.startswith("ray_") else nullcontext({}) as environment:
-        return run(path, *port, **environment)
+        return run(path, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +121,13 @@ def test_glance_local_workers(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_glance_own_loop() -> None:
-    source = glance()[1].replace("29500", str(free_port()))
-    code = compile(source, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     names: dict[str, Any] = {"aiocomm": aiocomm}
-    running = eval(code, names)
-    assert inspect.iscoroutine(running)
-    await running
+    with reserved_port() as port:
+        source = glance()[1].replace("29500", str(port))
+        code = compile(source, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        running = eval(code, names)
+        assert inspect.iscoroutine(running)
+        await running
     assert names["collective"].address == aiocomm.WorkerAddress("trainer", 0)
 
 

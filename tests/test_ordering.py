@@ -297,7 +297,7 @@ def test_cost_per_call_does_not_grow(kind: str) -> None:
         posts = [Post(None, True) for _ in range(count)]
         messages = [Incoming(None, number, 9, 0, bulk=True) for number in range(count)]
         shuffled = Random(count).sample(posts, count)
-        start = time.perf_counter()
+        start = time.thread_time()
         for post in posts:
             order.post(post)
         if kind == "given back":
@@ -312,7 +312,7 @@ def test_cost_per_call_does_not_grow(kind: str) -> None:
             for post in shuffled:
                 order.cancel(post)
         assert order.posted == 0
-        return (time.perf_counter() - start) / count
+        return (time.thread_time() - start) / count
 
     few, many = (min(seconds_each(count) for _ in range(3)) for count in (500, 5_000))
     assert many < 4 * few + 5e-6  # quadratic: 10 times

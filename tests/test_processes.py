@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 
 import pytest
@@ -175,8 +176,11 @@ def _hang(stage: Stage) -> None:
 
 
 def test_the_time_out_kills_and_shows_stacks() -> None:
-    with Workers(1, timeout=1.0) as workers:
+    with Workers(1) as workers:
         worker = workers.start(_hang)
+        workers.wait("hangs")
+        workers._deadline = time.monotonic()  # time is up
+        workers._poke()
         with pytest.raises(WorkersTimeout, match="in _hang"):
             workers.join()
         assert worker.status == -9

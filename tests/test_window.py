@@ -254,11 +254,11 @@ def test_cost_of_a_cancellation_does_not_grow() -> None:
         order = granted(1, 100)
         messages = [submit(order) for _ in range(count)]
         Random(count).shuffle(messages)
-        start = time.perf_counter()
+        start = time.thread_time()
         for message in messages:
             order.cancel(message)
         assert order.pending == 1
-        return (time.perf_counter() - start) / count
+        return (time.thread_time() - start) / count
 
     few, many = (min(seconds_each(count) for _ in range(3)) for count in (500, 5_000))
     assert many < 4 * few + 5e-6  # quadratic: 10 times

@@ -11,6 +11,8 @@ import ray._private.state
 
 from aiocomm.channel import Channel
 
+from ..actors import WAIT
+
 
 def pid_of(actor: Any) -> int:
     """The process of an actor, which need not have a method that says so."""
@@ -78,7 +80,7 @@ class Peer:
         await channel.qsize()
 
     async def connect(self, name: str, namespace: str | None = None) -> Any:
-        async with await Channel.connect(name, namespace=namespace, timeout=20) as channel:
+        async with await Channel.connect(name, namespace=namespace, timeout=WAIT) as channel:
             return await channel.get()
 
     async def create(self, name: str) -> str:

@@ -33,6 +33,7 @@ from aiocomm.errors import (
 from aiocomm.testing import MemoryStore
 
 from .. import loops
+from ..actors import WAIT
 from ..pairs import until
 from ..sources import ROOT
 from . import leaver
@@ -146,10 +147,13 @@ async def test_a_name_is_one_channels_at_a_time(peers: list[Any], name: str) -> 
 
 @on_ray
 @pytest.mark.asyncio
-async def test_who_connects_first_waits(peers: list[Any], name: str) -> None:
+async def test_who_connects_first_waits(
+    peers: list[Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     came = AsyncChannelWork(peers[0].connect.remote(name))
+    monkeypatch.setattr(actor_module, "FIRST_PAUSE", 2 * WAIT)  # so it looks once
     with pytest.raises(RendezvousTimeout, match=f"nobody created channel {name!r} in namespace"):
-        await Channel.connect(name, timeout=0.05)
+        await Channel.connect(name, timeout=WAIT)
     async with await Channel.create(name) as channel:
         await channel.put("late")
         assert await came == "late"
@@ -211,7 +215,7 @@ async def test_an_actor_that_is_killed_fails_what_waits_for_it(
         works = [channel.put(2), channel.get("other"), channel.get_batch(3, "other")]
         await channel.qsize()
         monkeypatch.setattr(actor_module, "join", join_as_it_dies)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT):
             with pytest.raises(ChannelLostError, match="ended while this process connected"):
                 await Channel.connect(name)
             for work in works:
@@ -233,7 +237,7 @@ async def test_killed_clients_take_nothing_along(name: str) -> None:
         large = [torch.full((3 << 20,), 7, dtype=torch.uint8)] * 2
         await AsyncChannelWork(victim.begin_to_put.remote(channel, large))
         os.kill(await AsyncChannelWork(victim.pid.remote()), signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT):
             assert [await channel.get(), await channel.get()] == ["first", "second"]
             channel.put(torch.zeros(3 << 20, dtype=torch.uint8))  # there is room, soon
             while (item := await channel.get()).any():

@@ -16,7 +16,6 @@ from aiocomm.rendezvous import TCPBoard, connect
 from ..sources import ROOT
 
 WAIT = 30.0  # seconds; guards against hanging, nothing waits that long
-SOON = 2.0  # seconds by which a death must be known
 
 
 @contextlib.contextmanager

@@ -174,12 +174,11 @@ def test_who_may_serve_by_the_environment(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with reserved_port() as port:
         monkeypatch.setenv("MASTER_PORT", str(port))
-        board = TCPBoard.from_env(timeout=0.1)
         if rank == "1" or agent:
             with pytest.raises(RendezvousTimeout):
-                board.open()
+                TCPBoard.from_env(timeout=0.1).open()
         else:
-            with board:
+            with TCPBoard.from_env(timeout=WAIT) as board:
                 assert (board.serving, board.port) == (True, port)
 
 

@@ -121,7 +121,7 @@ SCENES = (
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_the_end_is_quiet(loop_name: str, scene: Any) -> None:
-    with Workers(1, timeout=30) as workers:
+    with Workers(1) as workers:
         worker = workers.start(scene, loop_name, strict=scene is not never_closed)
         workers.join()
         assert (worker.stderr, worker.stdout, worker.wait()) == ("", "", 0)

@@ -92,32 +92,27 @@ def test_a_send_that_was_taken_whole_does_not_fail_with_the_goodbye(
         assert workers.join() == ["taken", float(BULK)]
 
 
-async def send_too_much(
-    stage: Stage, board: aiocomm.TCPBoard, route: str
-) -> tuple[float, str | None]:
+async def send_too_much(stage: Stage, board: aiocomm.TCPBoard, route: str) -> str | None:
     options = aiocomm.Options(prefetch_bytes=0, shm_bytes=LEAST_SHM, route=route)
     async with aiocomm.open(MEMBERS[0], store=board, options=options) as collective:
         group = collective.create_collective_group(MEMBERS)
         await group.send(torch.zeros(BULK))
-        begin = asyncio.get_running_loop().time()
         try:
             await group.send(torch.ones(BULK))
         except PeerClosedError as error:
-            return asyncio.get_running_loop().time() - begin, error.group
+            return error.group
         raise AiocommError("a message that nobody took counts as sent")
 
 
 async def take_one(stage: Stage, board: aiocomm.TCPBoard) -> None:
-    options = aiocomm.Options(prefetch_bytes=0)
+    options = aiocomm.Options(prefetch_bytes=0, close_timeout=600.0)  # which it does not take
     async with aiocomm.open(MEMBERS[1], store=board, options=options) as collective:
         await collective.create_collective_group(MEMBERS).recv()
 
 
 @pytest.mark.parametrize("route", ["shm", "gloo", "link"])
-def test_a_send_that_nobody_took_fails_soon(loop_name: str, route: str) -> None:
+def test_a_send_that_nobody_took_fails_with_the_goodbye(loop_name: str, route: str) -> None:
     with aiocomm.TCPBoard(port=0, serve=True) as board, Workers(2, loop=loop_name) as workers:
         workers.start(send_too_much, board, route)
         workers.start(take_one, board)
-        (seconds, group), _ = workers.join()
-    assert seconds < 5
-    assert group == "rollout:0|trainer:0"
+        assert workers.join() == ["rollout:0|trainer:0", None]

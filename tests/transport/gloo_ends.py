@@ -81,7 +81,7 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 async def until(condition) -> None:
     """Wait for what happens in a thread of Gloo; nothing signals it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             gc.collect()
             await asyncio.sleep(0)

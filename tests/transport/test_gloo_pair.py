@@ -133,23 +133,21 @@ class TestPeerProcess:
     @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
     def test_pending_transfers_fail_soon_when_severed(self, loop_name, sending, number):
         # Who is gone, or hangs, is told by the link, which severs the route then.
-        with Workers(2, loop=loop_name, timeout=20) as workers:
-            survivor = workers.start(sever_in_the_middle, sending)
+        with Workers(2, loop=loop_name) as workers:
+            survivor = workers.start(sever_in_the_middle, sending, strict=False)
             peer = workers.start(stream_for_ever, not sending, strict=False)
             workers.wait("under way")
             peer.signal(number)
             workers.set("signalled")
-            assert survivor.result() < 2.0
+            assert survivor.result() is None
 
     @pytest.mark.parametrize("how", ["loop ends", "never closed", "while opening"])
     def test_process_that_leaves_without_closing_ends(self, loop_name, how):
-        with Workers(2, loop=loop_name, timeout=20) as workers:
+        with Workers(2, loop=loop_name) as workers:
             leaver = workers.start(leave, how, strict=False)
             peer = workers.start(outlive, how, strict=False)
             assert leaver.wait() == 0
-            # asyncio's debug mode may call the making of a large buffer slow.
-            lines = [line for line in leaver.stderr.splitlines() if "Executing" not in line]
-            assert lines == []
+            assert leaver.stderr == ""
             workers.set("gone")
             peer.result()
 
@@ -161,22 +159,19 @@ async def stream_for_ever(stage: Stage, sending: bool) -> None:
             await (route.send_blocks([buffer]) if sending else route.receive([buffer]))
 
 
-async def sever_in_the_middle(stage: Stage, sending: bool) -> float:
+async def sever_in_the_middle(stage: Stage, sending: bool) -> None:
     buffer = torch.ones(SIZE, dtype=torch.uint8)
-    # Gloo may hold the broken chunk until its time-out; the worker is checked for leftovers after.
-    async with staged(stage, "a>b", sending, stall_timeout=STALL) as route:
+    # Gloo's own time-out, until which it may hold the broken chunk, is not what ends them here.
+    async with staged(stage, "a>b", sending, stall_timeout=600.0) as route:
         start = route.send_blocks if sending else route.receive
         await start([buffer])
         pending = [start([buffer]) for _ in range(400)]
         stage.set("under way")
         await stage.wait("signalled")
-        started = time.monotonic()
         route.sever()
         await asyncio.wait(pending)
-        took = time.monotonic() - started
         assert all(isinstance(p.exception(), RouteError) for p in pending if p.exception())
         assert pending[-1].exception() is not None
-    return took
 
 
 _kept: list[object] = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from aiocomm.copier import Copier
 from aiocomm.errors import ClosedError, RouteError
 from aiocomm.transport.cuda_ipc import mappings as module
-from aiocomm.transport.cuda_ipc.mappings import Mappings
+from aiocomm.transport.cuda_ipc.mappings import LINGER, Mappings
 
 from ...pairs import until
 from ...simulated import Simulated, simulated
@@ -25,12 +27,35 @@ def sim() -> Iterator[Simulated]:
         yield device
 
 
+class Clock:
+    """The loop as far as mappings use it, in a time that the test makes pass."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> Any:
+        entry = (self._now + delay, call)
+        self._timers.append(entry)
+        return SimpleNamespace(cancel=lambda: self._timers.remove(entry))
+
+    def pass_by(self, seconds: float) -> None:
+        self._now += seconds
+        for entry in [each for each in self._timers if each[0] <= self._now]:
+            self._timers.remove(entry)
+            entry[1]()
+
+
 class Kept(Mappings):
     """Mappings with a copier of their own."""
 
-    def __init__(self, sim: Simulated) -> None:
-        self.copier = Copier(asyncio.get_running_loop(), 2)
-        super().__init__(sim, 1, asyncio.get_running_loop(), self.copier.run)
+    def __init__(self, sim: Simulated, clock: Any = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.copier = Copier(loop, 2)
+        super().__init__(sim, 1, clock or loop, self.copier.run)
 
     async def map_all(self, handles: list[bytes]) -> None:
         done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
@@ -51,11 +76,9 @@ def exported(sim: Simulated, count: int) -> tuple[list[torch.Tensor], list[bytes
     return tensors, [sim.export(tensor)[0] for tensor in tensors]
 
 
-async def test_what_is_used_stays_and_the_rest_goes_after_a_while(
-    sim: Simulated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LINGER", 0.02)
-    kept = Kept(sim)
+async def test_what_is_used_stays_and_the_rest_goes_after_a_while(sim: Simulated) -> None:
+    clock = Clock()
+    kept = Kept(sim, clock)
     _memory, (first, second) = exported(sim, 2)
     assert kept.lacks([first, second, first]) == [first, second]
     await kept.map_all([first, second])
@@ -64,32 +87,35 @@ async def test_what_is_used_stays_and_the_rest_goes_after_a_while(
     kept.use(first)
     again = kept.use(first)
     assert again.nbytes >= 32
+    clock.pass_by(LINGER)
     await until(lambda: second not in sim.opened)
     assert first in sim.opened
     kept.let_go(first)
-    await asyncio.sleep(0.03)
-    assert first in sim.opened, "somebody still uses it"
+    clock.pass_by(LINGER)
+    assert kept.lacks([first]) == [], "somebody still uses it"
     kept.let_go(first)
+    clock.pass_by(LINGER)
     await until(lambda: not sim.opened)
     assert len(kept) == 0
     await kept.end()
 
 
-async def test_what_is_used_again_in_time_is_not_mapped_again(
-    sim: Simulated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LINGER", 0.05)
-    kept = Kept(sim)
+async def test_what_is_used_again_in_time_is_not_mapped_again(sim: Simulated) -> None:
+    clock = Clock()
+    kept = Kept(sim, clock)
     _memory, (first, second) = exported(sim, 2)
     await kept.map_all([first])
-    await asyncio.sleep(0.02)
+    clock.pass_by(LINGER / 2)
     await kept.map_all([second])
+    clock.pass_by(LINGER / 4)
     kept.use(second)
     kept.let_go(second)
     kept.use(first)
     kept.let_go(first)
-    assert sim.openings == 2
-    await until(lambda: len(kept) == 0)
+    clock.pass_by(LINGER / 2)
+    assert (kept.lacks([first, second]), sim.openings) == ([], 2)
+    clock.pass_by(LINGER / 2)
+    assert len(kept) == 0
     await kept.end()
 
 
@@ -97,7 +123,7 @@ async def test_no_more_are_kept_than_the_bound(
     sim: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_IDLE", 3)
-    kept = Kept(sim)
+    kept = Kept(sim, Clock())
     _memory, handles = exported(sim, 5)
     for handle in handles:
         await kept.map_all([handle])

@@ -265,7 +265,10 @@ async def test_severed_before_the_sender_was_told() -> None:
         sending.exception()
 
 
-async def test_a_peer_that_dies_in_the_middle_leaves_nothing_mapped() -> None:
+async def test_a_peer_that_dies_in_the_middle_leaves_nothing_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mappings, "LINGER", 600.0)  # what was tried out at first stays for now
     async with ends() as both:
         sim = both.sim
         stream_of(both).held = True
