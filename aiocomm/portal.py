@@ -47,3 +47,5 @@ def finish(work: AsyncWork[T], async_op: bool, timeout: float | None = None) -> 
         if late is not None:
             raise late from None
         raise
+    finally:
+        del work  # the traceback holds this frame; it shall not hold the work, and a buffer

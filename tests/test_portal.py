@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +65,27 @@ def test_a_time_out_of_the_work_itself_is_its_failure(loop: asyncio.AbstractEven
     loop.call_soon_threadsafe(work.set_exception, TimeoutError("its own"))
     with pytest.raises(TimeoutError, match="its own"):
         finish(work, False, WAIT)
+
+
+def test_a_failed_work_is_not_left_to_the_collector(loop: asyncio.AbstractEventLoop) -> None:
+    made: list[weakref.ref[AsyncWork[None]]] = []
+
+    def failing() -> AsyncWork[None]:
+        work: AsyncWork[None] = AsyncWork(loop=loop)
+        loop.call_soon_threadsafe(work._fail, ValueError("it failed"))
+        made.append(weakref.ref(work))
+        return work
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="it failed"):
+            finish(failing(), False)
+        turned = threading.Event()
+        loop.call_soon_threadsafe(turned.set)
+        assert turned.wait(WAIT)  # the loop has let go of it too
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_what_came_just_before_an_interrupt_goes_back(

@@ -130,7 +130,11 @@ class AsyncWork(asyncio.Future[T]):
                 raise error.with_traceback(self._traceback)
             finally:
                 del self, error  # the traceback holds this frame; it shall not hold the work
-        return _future_result(self)
+        try:
+            return _future_result(self)
+        except BaseException:
+            del self  # as above
+            raise
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the work; from another thread, ask the loop to.
