@@ -17,7 +17,7 @@ from . import collective as _async
 from .comm import Comm as _AsyncComm
 from .errors import ClosedError
 from .loops import check_no_loop
-from .portal import finish, loop_options
+from .portal import loop_options, perform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-INSTEAD = "use aiocomm.open and await"
+INSTEAD = "use aiocomm.open and await, or call it by asyncio.to_thread"
+IN_ACTOR = "subclass aiocomm.worker.Worker and await, or call it by asyncio.to_thread"
 
 
 class CollectiveGroup:
@@ -79,15 +80,18 @@ class CollectiveGroup:
     def send(self, obj: object, async_op: Literal[True]) -> AsyncWork[None]: ...
     def send(self, obj: object, async_op: bool = False) -> AsyncWork[None] | None:
         """Send an object, and wait until its memory is the caller's again."""
-        return finish(self._group.send(obj), async_op)
+        return perform(lambda: self._group.send(obj), async_op, instead=INSTEAD)
 
     @overload
-    def recv(self, async_op: Literal[False] = False) -> Any: ...
+    def recv(self, async_op: Literal[False] = False, timeout: float | None = None) -> Any: ...
     @overload
     def recv(self, async_op: Literal[True]) -> AsyncWork[Any]: ...
-    def recv(self, async_op: bool = False) -> Any:
-        """Wait for the next object of the peer, and return it."""
-        return finish(self._group.recv(), async_op)
+    def recv(self, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Wait for the next object of the peer, and return it.
+
+        After ``timeout`` seconds TimeoutError; the object is then for the next call.
+        """
+        return perform(lambda: self._group.recv(), async_op, timeout, instead=INSTEAD)
 
     @overload
     def send_tensor(self, tensor: torch.Tensor, async_op: Literal[False] = False) -> None: ...
@@ -95,21 +99,28 @@ class CollectiveGroup:
     def send_tensor(self, tensor: torch.Tensor, async_op: Literal[True]) -> AsyncWork[None]: ...
     def send_tensor(self, tensor: torch.Tensor, async_op: bool = False) -> AsyncWork[None] | None:
         """Send one tensor to a ``recv_tensor``, and wait until it is the caller's again."""
-        return finish(self._group.send_tensor(tensor), async_op)
+        return perform(lambda: self._group.send_tensor(tensor), async_op, instead=INSTEAD)
 
     @overload
     def recv_tensor(
-        self, tensor: torch.Tensor, async_op: Literal[False] = False
+        self,
+        tensor: torch.Tensor,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
     ) -> torch.Tensor: ...
     @overload
     def recv_tensor(
         self, tensor: torch.Tensor, async_op: Literal[True]
     ) -> AsyncWork[torch.Tensor]: ...
     def recv_tensor(
-        self, tensor: torch.Tensor, async_op: bool = False
+        self, tensor: torch.Tensor, async_op: bool = False, timeout: float | None = None
     ) -> AsyncWork[torch.Tensor] | torch.Tensor:
-        """Wait until the next tensor of the peer is in ``tensor``, and return it."""
-        return finish(self._group.recv_tensor(tensor), async_op)
+        """Wait until the next tensor of the peer is in ``tensor``, and return it.
+
+        After ``timeout`` seconds TimeoutError; what comes is then for the next call, but a transfer
+        that was under way may write to ``tensor`` until it ends.
+        """
+        return perform(lambda: self._group.recv_tensor(tensor), async_op, timeout, instead=INSTEAD)
 
     def ready(self) -> None:
         """Connect to the peer now, and set the bulk route up.
@@ -204,15 +215,30 @@ class Comm:
         self, obj: object, dst_group: str, dst_rank: int, async_op: bool = False
     ) -> AsyncWork[None] | None:
         """Send an object to a worker, and wait until its memory is the caller's again."""
-        return finish(self._to((dst_group, dst_rank)).send(obj), async_op)
+        return perform(
+            lambda: self._to((dst_group, dst_rank)).send(obj), async_op, instead=IN_ACTOR
+        )
 
     @overload
-    def recv(self, src_group: str, src_rank: int, async_op: Literal[False] = False) -> Any: ...
+    def recv(
+        self,
+        src_group: str,
+        src_rank: int,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> Any: ...
     @overload
     def recv(self, src_group: str, src_rank: int, async_op: Literal[True]) -> AsyncWork[Any]: ...
-    def recv(self, src_group: str, src_rank: int, async_op: bool = False) -> Any:
-        """Wait for the next object of a worker, and return it."""
-        return finish(self._from((src_group, src_rank)).recv(), async_op)
+    def recv(
+        self, src_group: str, src_rank: int, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Wait for the next object of a worker, and return it.
+
+        After ``timeout`` seconds TimeoutError; the object is then for the next call.
+        """
+        return perform(
+            lambda: self._from((src_group, src_rank)).recv(), async_op, timeout, instead=IN_ACTOR
+        )
 
     @overload
     def send_tensor(
@@ -226,21 +252,41 @@ class Comm:
         self, tensor: torch.Tensor, dst_group: str, dst_rank: int, async_op: bool = False
     ) -> AsyncWork[None] | None:
         """Send one tensor to a ``recv_tensor``, and wait until it is the caller's again."""
-        return finish(self._to((dst_group, dst_rank)).send_tensor(tensor), async_op)
+        return perform(
+            lambda: self._to((dst_group, dst_rank)).send_tensor(tensor), async_op, instead=IN_ACTOR
+        )
 
     @overload
     def recv_tensor(
-        self, tensor: torch.Tensor, src_group: str, src_rank: int, async_op: Literal[False] = False
+        self,
+        tensor: torch.Tensor,
+        src_group: str,
+        src_rank: int,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
     ) -> torch.Tensor: ...
     @overload
     def recv_tensor(
         self, tensor: torch.Tensor, src_group: str, src_rank: int, async_op: Literal[True]
     ) -> AsyncWork[torch.Tensor]: ...
     def recv_tensor(
-        self, tensor: torch.Tensor, src_group: str, src_rank: int, async_op: bool = False
+        self,
+        tensor: torch.Tensor,
+        src_group: str,
+        src_rank: int,
+        async_op: bool = False,
+        timeout: float | None = None,
     ) -> AsyncWork[torch.Tensor] | torch.Tensor:
-        """Wait until the next tensor of a worker is in ``tensor``, and return it."""
-        return finish(self._from((src_group, src_rank)).recv_tensor(tensor), async_op)
+        """Wait until the next tensor of a worker is in ``tensor``, and return it.
+
+        After ``timeout`` seconds TimeoutError, as ``CollectiveGroup.recv_tensor``.
+        """
+        return perform(
+            lambda: self._from((src_group, src_rank)).recv_tensor(tensor),
+            async_op,
+            timeout,
+            instead=IN_ACTOR,
+        )
 
     def group(self, name: str, rank: int) -> CollectiveGroup:
         """The group that ``send`` to that worker uses now."""

@@ -125,15 +125,23 @@ class Collective:
     async def aclose(self) -> None:
         """Close every group (pending sends leave first) and stop being found. Idempotent.
 
+        Raises:
+            WrongLoopError: called in another event loop.
+
         Cancellation: the closing goes on in the background.
         """
+        self._runtime.check_loop()
         await asyncio.shield(self._close(drain=True))
 
     async def abort(self) -> None:
         """Close at once; whatever is pending fails with ClosedError. Idempotent.
 
+        Raises:
+            WrongLoopError: called in another event loop.
+
         Cancellation: the closing goes on in the background.
         """
+        self._runtime.check_loop()
         await asyncio.shield(self._close(drain=False))
 
     # --- opening and closing ---
@@ -270,10 +278,12 @@ def current(address: WorkerAddress | str | None = None) -> Collective:
         address: which one, where several workers share the loop.
 
     Raises:
-        UsageError: none is open here, or several and no address was given.
-        RuntimeError: no loop is running.
+        UsageError: none is open here, several and no address was given, or no loop is running.
     """
-    opened = _current.get(asyncio.get_running_loop(), [])
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        raise UsageError("no event loop is running here, and a runtime is open in one")
+    opened = _current.get(loop, [])
     if address is not None:
         wanted = WorkerAddress.parse(address)
         opened = [collective for collective in opened if collective.address == wanted]

@@ -211,15 +211,23 @@ class CollectiveGroup:
         Receives that wait fail with ClosedError; what the peer sends until the sends have left is
         taken and dropped. Idempotent.
 
+        Raises:
+            WrongLoopError: called in another event loop.
+
         Cancellation: the closing goes on in the background.
         """
+        self._runtime.check_loop()
         await asyncio.shield(self._session.close(drain=True))
 
     async def abort(self) -> None:
         """Close at once: whatever is pending fails with ClosedError. Idempotent.
 
+        Raises:
+            WrongLoopError: called in another event loop.
+
         Cancellation: the closing goes on in the background.
         """
+        self._runtime.check_loop()
         await asyncio.shield(self._session.close(drain=False))
 
 

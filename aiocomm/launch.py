@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .collective import open as open_collective
 from .errors import PeerLostError, UsageError
-from .loops import new_event_loop
+from .loops import check_no_loop, new_event_loop
 from .rendezvous.tcp import TCPBoard
 
 if TYPE_CHECKING:
@@ -104,12 +104,14 @@ def run_local(
         options: the settings of every worker.
 
     Raises:
+        WouldBlockError: this thread runs an event loop.
         UsageError: ``fn`` is not a coroutine function, n is less than 1, or ``fn`` or ``args``
             cannot be pickled.
         TimeoutError: not all were done in time; names those that were not.
         PeerLostError: a worker died without a word.
         Exception: whatever a worker raised, with its traceback as the cause; the others are ended.
     """
+    check_no_loop("run_local waits for its workers: call it by asyncio.to_thread")
     if not inspect.iscoroutinefunction(fn):
         raise UsageError(f"{fn!r} is not a coroutine function: write 'async def'")
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:

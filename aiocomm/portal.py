@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .loops import has_uvloop
+from .errors import UsageError
+from .handles import AsyncWork
+from .loops import check_no_loop, has_uvloop
+from .rendezvous.base import check_timeout
 
 if TYPE_CHECKING:
-    from .handles import AsyncWork
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -22,30 +25,61 @@ def loop_options() -> dict[str, Any]:
     return {"use_uvloop": has_uvloop()}
 
 
-def finish(work: AsyncWork[T], async_op: bool, timeout: float | None = None) -> AsyncWork[T] | T:
-    """The work itself, or what it comes to.
+def perform(
+    begin: Callable[[], AsyncWork[T]],
+    async_op: bool,
+    timeout: float | None = None,
+    *,
+    instead: str,
+) -> AsyncWork[T] | T:
+    """Begin an operation, and wait for it unless the caller does.
 
     Args:
-        work: that was begun.
-        async_op: whether the caller waits for it.
-        timeout: seconds to wait here, and to take the work back then; None waits for ever.
+        begin: gives its work.
+        async_op: whether to return the work itself.
+        timeout: seconds to wait here. Then it is taken back; where it is too late for that, the
+            rest of it is waited for. None waits for ever.
+        instead: what to do on a thread that runs an event loop, for the text.
 
     Raises:
-        TimeoutError: not done in time; the text says that it was taken back.
-        Exception: what the work failed with.
+        TimeoutError: not done in time, and taken back.
+        WouldBlockError: this thread runs an event loop.
+        UsageError: ``timeout`` is no time-out, or there is nobody to wait.
+        Exception: what beginning it raised, or what it failed with.
     """
+    if timeout is not None:
+        check_timeout(timeout)
+        if async_op:
+            raise UsageError("timeout= is for calls that block: give it to wait() of the work")
     if async_op:
-        return work
+        return begin()
+    check_no_loop(instead)
+    work = begin()
     try:
-        return work.wait(timeout)
-    except BaseException as error:  # an interrupt: what the peer sends next is for the next call
-        late = None
-        if isinstance(error, TimeoutError) and not work.done():
-            late = TimeoutError(f"{work!r} took more than {timeout} s and is taken back")
+        return _wait(work, timeout)
+    except BaseException:  # an interrupt: what the peer sends next is for the next call
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the work with it
             work._loop.call_soon_threadsafe(work._abandon)
-        if late is not None:
-            raise late from None
         raise
     finally:
         del work  # the traceback holds this frame; it shall not hold the work, and a buffer
+
+
+def _wait(work: AsyncWork[T], timeout: float | None) -> T:
+    try:
+        return work.wait(timeout)
+    except TimeoutError:
+        what = work._whereabouts or repr(work)
+        if _taken_back(work):
+            raise TimeoutError(
+                f"{what}: not done within {timeout} s, and taken back; it can be called again"
+            ) from None
+        return work.wait()
+    finally:
+        del work  # as above
+
+
+def _taken_back(work: AsyncWork[Any]) -> bool:
+    verdict: AsyncWork[bool] = AsyncWork(loop=work._loop)
+    work._loop.call_soon_threadsafe(lambda: verdict._finish(work._withdraw()))
+    return verdict.wait()

@@ -103,6 +103,14 @@ class Runtime:
             WrongLoopError: the running loop is not the runtime's, or the process is a forked child.
         """
         self.check_open()
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Whether the running loop is the runtime's, which may be closed.
+
+        Raises:
+            WrongLoopError: it is not.
+        """
         if _get_running_loop() is not self.loop:
             raise WrongLoopError(f"call this in the event loop in which {self.name} was opened")
 

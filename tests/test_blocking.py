@@ -20,6 +20,7 @@ from aiocomm.errors import (
     PairingError,
     PayloadError,
     PeerClosedError,
+    UsageError,
     WouldBlockError,
     WrongLoopError,
 )
@@ -30,6 +31,7 @@ from .processes import Stage, Workers, run_workers
 
 MEMBERS = ["a:0", "b:0"]
 BULK = 1 << 20  # bytes; far above the eager limit
+WAIT = 30.0  # seconds; guards against hanging
 
 
 def opened(address: str, store: Any, **settings: Any) -> Any:
@@ -222,12 +224,12 @@ async def test_a_thread_that_runs_a_loop_is_told_to_await() -> None:
     holding = asyncio.ensure_future(asyncio.to_thread(hold))
     await entered.wait()
     a, group, work = held
-    for call in (group.ready, group.statistics, lambda: a.create_collective_group(MEMBERS)):
+    again = lambda: a.create_collective_group(MEMBERS)  # noqa: E731
+    for call in (group.ready, group.statistics, again, group.recv, lambda: group.send(1)):
         with pytest.raises(WouldBlockError, match=r"use aiocomm\.open and await"):
             call()
-    for call in (group.recv, lambda: group.send(1), lambda: group.send(1, async_op=True)):
-        with pytest.raises(WrongLoopError, match="opened in another event loop"):
-            call()
+    with pytest.raises(WrongLoopError, match="opened in another event loop"):
+        group.send(1, async_op=True)
     with pytest.raises(WouldBlockError, match=r"asyncio\.to_thread\(work\.wait\)"):
         work.wait()
     with pytest.raises(WrongLoopError):
@@ -250,6 +252,23 @@ def test_an_interrupted_recv_takes_no_message(monkeypatch: pytest.MonkeyPatch) -
                 theirs.recv()
         ours.send("whole")
         assert theirs.recv() == "whole"
+
+
+def test_a_time_out_takes_no_message() -> None:
+    store = MemoryStore()
+    with opened("a:0", store) as a, opened("b:0", store) as b:
+        ours, theirs = (collective.create_collective_group(MEMBERS) for collective in (a, b))
+        late = r"direction recv, peer a:0: not done within 0\.01 s, and taken back"
+        into = torch.zeros(3)
+        for call in (theirs.recv, lambda timeout: theirs.recv_tensor(into, timeout=timeout)):
+            with pytest.raises(TimeoutError, match=late):
+                call(timeout=0.01)
+        ours.send("whole")
+        assert theirs.recv(timeout=WAIT) == "whole"
+        ours.send_tensor(torch.ones(3))
+        assert theirs.recv_tensor(into, timeout=WAIT) is into
+        with pytest.raises(UsageError, match="time-out"):
+            theirs.recv(timeout=-1)
 
 
 def test_opening_fails_as_the_async_one_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,6 +253,9 @@ async def test_a_runtime_belongs_to_its_loop() -> None:
         async def elsewhere() -> None:
             with pytest.raises(WrongLoopError):
                 collective.create_collective_group(MEMBERS)
+            for end in (collective.aclose, collective.abort):
+                with pytest.raises(WrongLoopError, match="in which a:0 was opened"):
+                    await end()
             with pytest.raises(UsageError):
                 aiocomm.current()
 

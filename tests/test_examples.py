@@ -39,6 +39,7 @@ LAST_LINES = {
     "ping_pong": "1000 hits in 1000 rounds",
     "ray_ping_pong": "1000 hits in 1000 rounds",
     "ray_rollouts": "3 steps, 192 samples",
+    "ray_sync_actors": "3 steps, 192 samples",
     "shared_memory": "[0.0, 1.0, 2.0]",
     "stream_tensors": "200 tensors, never more than 8 in waiting",
     "task_graph": "5 batches through three workers: 15.0",

@@ -252,6 +252,9 @@ async def test_a_group_belongs_to_its_loop() -> None:
             for call in (lambda: a.send(1), b.recv):
                 with pytest.raises(WrongLoopError, match="another event loop"):
                     call()
+            for end in (a.aclose, a.abort):
+                with pytest.raises(WrongLoopError, match="in which a:0 was opened"):
+                    await end()
             with pytest.raises(WrongLoopError):
                 await recv
             with pytest.raises(WouldBlockError):

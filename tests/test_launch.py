@@ -26,7 +26,7 @@ import torch
 
 import aiocomm
 from aiocomm import launch
-from aiocomm.errors import PeerLostError, UsageError
+from aiocomm.errors import PeerLostError, UsageError, WouldBlockError
 from aiocomm.launch import RemoteTraceback, run_local
 
 from .processes import Stage, Workers
@@ -232,6 +232,12 @@ def _not_a_coroutine(collective: aiocomm.Collective, rank: int) -> None: ...
 def test_only_coroutine_functions(function: Any) -> None:
     with pytest.raises(UsageError, match="is not a coroutine function: write 'async def'"):
         run_local(function, 1)
+
+
+@pytest.mark.asyncio
+async def test_where_a_loop_runs_it_is_refused() -> None:
+    with pytest.raises(WouldBlockError, match="run_local waits for its workers"):
+        run_local(exchange, 2)
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 1.0, "2"])

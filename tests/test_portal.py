@@ -7,15 +7,21 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from aiocomm.errors import UsageError, WouldBlockError
 from aiocomm.handles.base import AsyncWork
 from aiocomm.handles.delivered import DeliveredWork
-from aiocomm.portal import finish, loop_options
+from aiocomm.portal import loop_options, perform
 
+T = TypeVar("T")
 WAIT = 30.0  # seconds; guards against hanging
+
+
+def finish(work: AsyncWork[T], async_op: bool = False, timeout: float | None = None) -> Any:
+    return perform(lambda: work, async_op, timeout, instead="await it")
 
 
 class Delivery(DeliveredWork):
@@ -54,10 +60,38 @@ def test_the_result_or_the_work(loop: asyncio.AbstractEventLoop) -> None:
 
 def test_after_a_time_out_it_is_taken_back(loop: asyncio.AbstractEventLoop) -> None:
     work: AsyncWork[None] = AsyncWork(loop=loop)
-    with pytest.raises(TimeoutError, match=r"AsyncWork pending.* more than 0\.01 s and is taken"):
+    with pytest.raises(TimeoutError, match=r"pending>: not done within 0\.01 s, and taken"):
         finish(work, False, 0.01)
     with pytest.raises(asyncio.CancelledError):
         work.wait(WAIT)
+
+
+@pytest.mark.parametrize("when", ["just in time", "too late to be taken back"])
+def test_what_comes_after_all_is_the_result(loop: asyncio.AbstractEventLoop, when: str) -> None:
+    class Late(AsyncWork[int]):
+        def _withdraw(self) -> bool:
+            if when == "just in time":
+                self.set_result(3)
+                return super()._withdraw()
+            self._loop.call_soon(self.set_result, 3)
+            return False
+
+    assert finish(Late(loop=loop), False, 0.01) == 3
+
+
+def test_what_is_refused_begins_nothing() -> None:
+    def never() -> AsyncWork[None]:
+        raise AssertionError("it was begun")
+
+    for async_op, timeout, text in ((False, -1, "time-out"), (True, 1, r"give it to wait\(\)")):
+        with pytest.raises(UsageError, match=text):
+            perform(never, async_op, timeout, instead="")
+
+    async def call() -> None:
+        with pytest.raises(WouldBlockError, match="await it"):
+            perform(never, False, instead="await it")
+
+    asyncio.run(call())
 
 
 def test_a_time_out_of_the_work_itself_is_its_failure(loop: asyncio.AbstractEventLoop) -> None:
@@ -79,7 +113,7 @@ def test_a_failed_work_is_not_left_to_the_collector(loop: asyncio.AbstractEventL
     gc.disable()
     try:
         with pytest.raises(ValueError, match="it failed"):
-            finish(failing(), False)
+            perform(failing, False, instead="")
         turned = threading.Event()
         loop.call_soon_threadsafe(turned.set)
         assert turned.wait(WAIT)  # the loop has let go of it too

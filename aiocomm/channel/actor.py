@@ -126,8 +126,8 @@ async def create(name: str, namespace: str, maxsize: int, max_bytes: int) -> Any
         except ValueError as error:  # the name is taken, be it by one that is about to end
             if await lives(name, namespace, deadline) or loop.time() > deadline:
                 raise ChannelExistsError(
-                    f"there is a channel {name!r} in namespace {namespace!r}: connect to it, close "
-                    "it first, or take another name"
+                    f"there is a channel {name!r} in namespace {namespace!r}: connect to it, take "
+                    "another name, or end it first (abort(), or close() and get what is left)"
                 ) from error
         except RayError as error:
             raise ChannelError(f"channel {name!r} could not be created: {error}") from error

@@ -18,8 +18,7 @@ from anyio.from_thread import BlockingPortalProvider
 
 from ..errors import ChannelClosed, ClosedError, WrongLoopError
 from ..loops import check_no_loop
-from ..portal import finish, loop_options
-from ..rendezvous.base import check_timeout
+from ..portal import loop_options, perform
 from .handle import CONNECT_TIMEOUT, DEFAULT
 from .handle import Channel as _AsyncChannel
 
@@ -40,9 +39,9 @@ INSTEAD = "use aiocomm.channel.Channel and await"
 class Channel:
     """A named queue; see ``aiocomm.channel.Channel`` for what each call takes, does and raises.
 
-    With ``async_op=False``, the default, a call blocks and returns the result. After ``timeout``
-    seconds it raises TimeoutError, and is taken back as one that is cancelled. With
-    ``async_op=True`` it returns the work at once. For any thread that runs no event loop.
+    With ``async_op=False``, the default, a call blocks and returns the result. If it is not done
+    after ``timeout`` seconds it is taken back and raises TimeoutError: then nothing was put or got.
+    With ``async_op=True`` it returns the work at once. For any thread that runs no event loop.
 
     Made by ``create`` and ``connect``; let go of by ``leave`` or ``with``, at the latest when the
     process ends. Can be sent to another process, where its first call connects.
@@ -123,7 +122,7 @@ class Channel:
     ) -> AsyncWork[None] | None:
         """Put an item into the channel, and wait until it is there.
 
-        After a time-out it may be there all the same, if it had left already.
+        The time-out is for room: an item that has left by then is waited for all the same.
         """
         return self._do(lambda channel: channel.put(item, weight, key), async_op, timeout)
 
@@ -144,7 +143,10 @@ class Channel:
     def get(
         self, key: str = DEFAULT, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Wait for the next item, and take it. A time-out loses none."""
+        """Wait for the next item, and take it.
+
+        The time-out includes the way to the channel and back: use ``get_nowait`` to ask just once.
+        """
         return self._do(lambda channel: channel.get(key), async_op, timeout)
 
     def get_nowait(self, key: str = DEFAULT) -> Any:
@@ -172,7 +174,7 @@ class Channel:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> AsyncWork[list[Any]] | list[Any]:
-        """Wait for items whose weights reach ``batch_weight``. A time-out loses none."""
+        """Wait for items whose weights reach ``batch_weight``, and take them."""
         return self._do(lambda channel: channel.get_batch(batch_weight, key), async_op, timeout)
 
     def __iter__(self) -> Iterator[Any]:
@@ -227,6 +229,8 @@ class Channel:
                 self._portal.call(channel.aclose)
 
     def __enter__(self) -> Self:
+        if self._left:
+            raise self._ended()
         return self
 
     def __exit__(
@@ -261,11 +265,14 @@ class Channel:
         atexit.register(self.leave)
         return made
 
+    def _ended(self) -> ClosedError:
+        return ClosedError(f"the handle of channel {self.name!r} was closed on this side")
+
     def _opened(self) -> _AsyncChannel:
         """The handle behind this one; the first call of one that was sent connects it."""
         with self._lock:
             if self._left:
-                raise ClosedError(f"the handle of channel {self.name!r} was closed on this side")
+                raise self._ended()
             if self._channel is None:
                 connect = functools.partial(_AsyncChannel.connect, self.name)
                 return self._open(functools.partial(connect, namespace=self.namespace))
@@ -291,11 +298,7 @@ class Channel:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> AsyncWork[T] | T:
-        if timeout is not None:
-            check_timeout(timeout)
-        if not async_op:
-            check_no_loop(INSTEAD)
-        return finish(begin(self._opened()), async_op, timeout)
+        return perform(lambda: begin(self._opened()), async_op, timeout, instead=INSTEAD)
 
 
 @functools.cache

@@ -38,6 +38,34 @@ def refusal(name: str, reason: int) -> AiocommError:
     return closed(name)
 
 
+def check_name(name: object, what: str = "channel name") -> str:
+    """A name as a plain string, whatever class it is of.
+
+    Raises:
+        UsageError: it is none, or empty.
+    """
+    if not isinstance(name, str) or not name.strip() or not _is_text(name):
+        raise UsageError(f"{what} {name!r} is not usable: give non-empty text")
+    return str.__str__(name)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:  # half a character, which Ray cannot write
+        return False
+
+
+def check_bound(what: str, bound: object) -> None:
+    """Refuse what is no bound of a channel.
+
+    Raises:
+        UsageError: it is no whole number, or less than 0.
+    """
+    if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
+        raise UsageError(f"{what} is {bound!r}: give a whole number, 0 for no bound")
+
+
 def check_key(key: object) -> str:
     """A key as a plain string: of a class of its own (an enum's, say) the server has none.
 
@@ -49,7 +77,7 @@ def check_key(key: object) -> str:
     return str.__str__(key)
 
 
-def check_weight(what: str, weight: object) -> float:
+def check_weight(what: str, weight: object, *, least: str = "0 or more") -> float:
     """A weight as a plain number.
 
     Raises:
@@ -65,7 +93,7 @@ def check_weight(what: str, weight: object) -> float:
                 f"{what} is a number of {weight.bit_length()} bits: give a smaller one"
             )
     if weight < 0 or not math.isfinite(weight):
-        raise UsageError(f"{what} {weight!r} is not usable: give 0 or more")
+        raise UsageError(f"{what} {weight!r} is not usable: give {least}")
     return weight if type(weight) is int else float(weight)
 
 
@@ -75,7 +103,7 @@ def check_target(target: object) -> float:
     Raises:
         UsageError: it is no weight, or 0.
     """
-    weight = check_weight("batch_weight", target)
+    weight = check_weight("batch_weight", target, least="more than 0")
     if not weight:
         raise UsageError("batch_weight is 0: give the weight that a batch is to reach")
     return weight

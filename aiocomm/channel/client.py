@@ -125,7 +125,7 @@ class ChannelClient:
 
     def _want(self, key: str, target: float | None, nowait: bool) -> GetWork:
         work = GetWork(loop=self._loop)
-        work._client, work._batch = self, target is not None
+        work._client, work._key, work._batch = self, key, target is not None
         self._enter(partial(self._get, work, key, target, nowait), work)
         return work
 
@@ -208,6 +208,10 @@ class ChannelClient:
         if self._wire is not None:
             group = self._wire.group
             await (group.abort() if gone else group.aclose())
+
+    def check_loop(self) -> None:
+        """WrongLoopError in another event loop than that of the handle."""
+        self._runtime.check_loop()
 
     # --- what works say, on the loop ---
 

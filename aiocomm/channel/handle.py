@@ -24,6 +24,7 @@ from ..rendezvous.base import check_timeout
 from ..rendezvous.bridge import in_thread
 from ..rendezvous.ray_client import local_host
 from . import actor, places
+from .checks import check_bound, check_name
 from .client import NEEDS_LOOP, ChannelClient
 
 if TYPE_CHECKING:
@@ -97,9 +98,9 @@ class Channel:
 
         Cancellation: a channel that was made meanwhile is ended.
         """
-        name = _check_name(name)
-        _check_bound("maxsize", maxsize)
-        _check_bound("max_bytes", max_bytes)
+        name = check_name(name)
+        check_bound("maxsize", maxsize)
+        check_bound("max_bytes", max_bytes)
         channel = cls(name, _namespace(namespace))
         made = await actor.create(name, channel.namespace, maxsize, max_bytes)
         channel._creator = True
@@ -129,7 +130,7 @@ class Channel:
 
         Cancellation: safe.
         """
-        name = _check_name(name)
+        name = check_name(name)
         check_timeout(timeout)
         channel = cls(name, _namespace(namespace))
         await channel._connect(timeout)
@@ -269,8 +270,13 @@ class Channel:
         The channel goes on, unless this handle created it: then it is closed, as by ``close``.
         Idempotent.
 
+        Raises:
+            WrongLoopError: called in another event loop.
+
         Cancellation: the closing goes on in the background.
         """
+        if self._client is not None:
+            self._client.check_loop()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._leave())
         await asyncio.shield(self._closing)
@@ -377,24 +383,6 @@ class Channel:
             await places.leave(place)
 
 
-def _check_name(name: object, what: str = "channel name") -> str:
-    if not isinstance(name, str) or not name.strip() or not _is_text(name):
-        raise UsageError(f"{what} {name!r} is not usable: give non-empty text")
-    return str.__str__(name)  # a plain one, whatever class it is of
-
-
-def _is_text(name: str) -> bool:
-    try:
-        return bool(name.encode())
-    except UnicodeEncodeError:  # half a character, which Ray cannot write
-        return False
-
-
 def _namespace(namespace: object) -> str:
     own = actor.own_namespace()
-    return own if namespace is None else _check_name(namespace, "namespace")
-
-
-def _check_bound(what: str, bound: object) -> None:
-    if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-        raise UsageError(f"{what} is {bound!r}: give a whole number, 0 for no bound")
+    return own if namespace is None else check_name(namespace, "namespace")

@@ -28,11 +28,14 @@ class PutWork(AsyncWork[None]):
 
     @property
     def _whereabouts(self) -> str:
-        return f"a put into channel {self._client.name!r}"
+        return f"a put into channel {self._client.name!r}, key {self._key!r}"
 
     @property
     def _falls_with_its_branch(self) -> bool:
         return True
+
+    def _withdraw(self) -> bool:
+        return self._packed is not None and self._cancel()
 
     def _on_cancel(self) -> None:
         self._client.put_cancelled(self)
@@ -47,12 +50,14 @@ class GetWork(DeliveredWork):
 
     _client: ChannelClient
     _number: int = -1  # until it is known to the server
+    _key: str
     _batch: bool = False
     _owes: bool = False  # word to the server of what became of the items
 
     @property
     def _whereabouts(self) -> str:
-        return f"a get from channel {self._client.name!r}"
+        what = "get_batch" if self._batch else "get"
+        return f"a {what} from channel {self._client.name!r}, key {self._key!r}"
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the item.

@@ -281,6 +281,10 @@ class AsyncWork(asyncio.Future[T]):
     def _on_cancel(self) -> None:
         """Called on the loop after the work was cancelled."""
 
+    def _withdraw(self) -> bool:
+        """Called on the loop: take it back, if it is not done and can be undone; whether it was."""
+        return self._cancel()
+
     def _abandon(self) -> None:
         """Called on the loop: nobody waits any more, nor takes what has come already."""
         self._cancel()

@@ -215,7 +215,11 @@ class MemoryLink(LinkEnd):
         if end.goodbye:
             self._error = PeerClosedError("the peer said goodbye", **context)
         else:
-            self._error = PeerLostError("the peer dropped the link", **context)
+            self._error = PeerLostError(
+                "the peer dropped the link: was it aborted, or a second worker opened under its "
+                "address or this one's?",
+                **context,
+            )
         self._error.__cause__ = cause
         self._rest()
         if self._handler is not None:

@@ -102,13 +102,13 @@ def test_every_call_is_there(name: str) -> None:
 
 def test_a_time_out_loses_nothing(name: str) -> None:
     with Channel.create(name, maxsize=1) as channel:
-        late = r"a get from channel '.*'> took more than 0\.05 s and is taken back"
+        late = r"a get from channel '.*', key 'default': not done within 0\.05 s, and taken back"
         with pytest.raises(TimeoutError, match=late):
             channel.get(timeout=0.05)
         channel.put("first")
-        with pytest.raises(TimeoutError, match="is taken back"):
+        with pytest.raises(TimeoutError, match="and taken back"):
             channel.put("withdrawn", timeout=0.05)
-        with pytest.raises(TimeoutError, match="is taken back"):
+        with pytest.raises(TimeoutError, match="and taken back"):
             channel.get_batch(5, timeout=0.05)
         assert channel.get() == "first"
         channel.put("second", timeout=float("inf"))
@@ -116,7 +116,15 @@ def test_a_time_out_loses_nothing(name: str) -> None:
         for timeout in (-1, float("nan"), "soon"):
             with pytest.raises(UsageError, match="time-out"):
                 channel.get(timeout=timeout)  # type: ignore[call-overload]
+        with pytest.raises(UsageError, match=r"wait\(\) of the work"):
+            channel.get(timeout=1, async_op=True)  # type: ignore[call-overload]
         assert channel.empty()
+
+
+def test_a_time_out_says_that_nothing_was_put(name: str) -> None:
+    with Channel.create(name) as channel:
+        channel.put("left at once", timeout=0)  # there is room, so there is nothing to take back
+        assert channel.get() == "left at once"
 
 
 def test_many_threads_share_a_handle(name: str) -> None:
@@ -145,6 +153,8 @@ def test_letting_go_ends_what_waits_and_the_last_one_the_thread(shared: str) -> 
     first.leave()
     with pytest.raises(ClosedError, match="closed on this side"):
         first.put(1)
+    with pytest.raises(ClosedError, match="closed on this side"):
+        first.__enter__()
     second.put("goes on")
     assert second.get() == "goes on"
     second.leave()

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from aiocomm.channel.checks import (
+    check_bound,
     check_key,
+    check_name,
     check_target,
     check_weight,
     closed,
@@ -51,8 +53,21 @@ def test_a_batch_has_a_weight() -> None:
     assert check_target(0.5) == 0.5
     with pytest.raises(UsageError, match="batch_weight is 0: give"):
         check_target(0)
+    with pytest.raises(UsageError, match="batch_weight -4 is not usable: give more than 0"):
+        check_target(-4)
     with pytest.raises(UsageError, match="batch_weight None is NoneType: give a number"):
         check_target(None)
+
+
+def test_names_are_text_and_bounds_are_whole() -> None:
+    assert check_name("jobs") == "jobs"
+    for name in ("", " ", 3, None, "\ud800"):
+        with pytest.raises(UsageError, match=r"channel name .* is not usable: give non-empty text"):
+            check_name(name)
+    check_bound("maxsize", 0)
+    for bound in (-1, 1.5, True, None):
+        with pytest.raises(UsageError, match=r"maxsize is .*: give a whole number"):
+            check_bound("maxsize", bound)
 
 
 def test_keys_are_strings() -> None:

@@ -258,9 +258,9 @@ async def test_works_say_which_channel_they_wait_for() -> None:
     works = [client.put(1, 0, "k"), client.get("k"), client.get_batch("k", 2), client.look(None)]
     works.append(client.close(drop=False))
     assert [repr(work) for work in works] == [
-        "<PutWork pending: a put into channel 'jobs'>",
-        "<GetWork pending: a get from channel 'jobs'>",
-        "<GetWork pending: a get from channel 'jobs'>",
+        "<PutWork pending: a put into channel 'jobs', key 'k'>",
+        "<GetWork pending: a get from channel 'jobs', key 'k'>",
+        "<GetWork pending: a get_batch from channel 'jobs', key 'k'>",
         "<CallWork pending: a call of channel 'jobs'>",
         "<CallWork pending: a call of channel 'jobs'>",
     ]

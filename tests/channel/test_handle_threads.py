@@ -10,7 +10,7 @@ import pytest
 
 from aiocomm.channel import Channel, blocking
 from aiocomm.channel.client import NEEDS_LOOP
-from aiocomm.errors import ClosedError, UsageError
+from aiocomm.errors import ClosedError, UsageError, WrongLoopError
 
 from ..actors import WAIT
 
@@ -37,6 +37,19 @@ def test_what_the_errors_say_to_do_works(shared: str) -> None:
     with blocking.Channel.connect(shared) as channel:
         channel.put("from here")
         assert channel.get(timeout=WAIT) == "from here"
+
+
+def test_it_is_let_go_of_in_its_own_loop(shared: str) -> None:
+    async def main() -> None:
+        channel = await Channel.connect(shared)
+        with pytest.raises(WrongLoopError, match=r"in which channel '.*' was opened"):
+            await asyncio.to_thread(asyncio.run, channel.aclose())
+        await channel.put("still here")
+        assert await channel.get() == "still here"
+        await channel.aclose()
+        await channel.aclose()
+
+    asyncio.run(main())
 
 
 def test_calls_may_be_made_and_waited_for_in_any_thread(shared: str) -> None:
