@@ -166,7 +166,7 @@ class RecvOrder:
                 del self._posts[post]
                 post.state, message.state = GONE, TAKEN
                 actions: list[RecvAction] = [Deliver(post, message)]
-                self._dues.add(message, actions, deaf=self.deaf)
+                self._dues.add(message, actions, deaf=False)
                 return actions
         if message.bulk:
             message.state = ARRIVED

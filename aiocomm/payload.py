@@ -163,11 +163,11 @@ def _pack_container(obj: Any) -> Packed | None:
     form = _CONTAINERS.get(type(obj))
     if form is None or not obj:
         return None
-    tensors: Any = obj
-    if form is Form.DICT:
-        if set(map(type, obj)) != _ONLY_STRINGS:
-            return None
-        tensors = obj.values()
+    tensors: Any = obj.values() if form is Form.DICT else obj
+    if type(next(iter(tensors))) is not _TENSOR:  # as in most small messages
+        return None
+    if form is Form.DICT and set(map(type, obj)) != _ONLY_STRINGS:
+        return None
     if set(map(type, tensors)) != _ONLY_TENSORS:
         return None
     tensors = list(tensors)
