@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -36,12 +35,6 @@ from ..actors import WAIT
 from ..sources import ROOT
 
 pytestmark = pytest.mark.ray("cluster", "shared")
-
-
-@pytest.fixture
-def name() -> str:
-    """A name of the test's own."""
-    return f"test {uuid.uuid4().hex[:8]}"
 
 
 class Plain:
