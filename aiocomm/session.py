@@ -213,7 +213,7 @@ class Session:
         """A new life of the peer has dialled, before this side saw the old one end."""
         if self._link is not None:
             self._link.abort()
-        self._lose(PeerLostError("another worker has the peer's address now: did the peer start again?"))
+        self._lose(PeerLostError("another worker has the peer's address: did it start again?"))
 
     def link_up(self, link: Link, *, inbound: bool = False) -> None:
         """A link to the peer, dialled by this side or (inbound) by the peer."""
