@@ -51,7 +51,7 @@ LAST_LINES = {
 
 
 def run(path: Path, *args: str, **environment: str) -> list[str]:
-    """Lines of its standard output; it must end well and say nothing else."""
+    """Lines of its standard output; it must end well and say nothing else, but that it waits."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(path), *args],
         cwd=ROOT,
@@ -60,7 +60,8 @@ def run(path: Path, *args: str, **environment: str) -> list[str]:
         text=True,
         timeout=TIMEOUT,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    complaints = [line for line in done.stderr.splitlines() if not line.endswith("still waiting)")]
+    assert (done.returncode, complaints) == (0, [])  # on a busy machine Ray may take its time
     return done.stdout.splitlines()
 
 

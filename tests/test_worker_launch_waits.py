@@ -63,4 +63,5 @@ def test_what_ray_is_told_to_try_again_does_not_hold_for_us(
     monkeypatch.setattr(ActorMethod, "_remote", spy)
     with launch(Actor, 1, group="lasting", actor_options=lasting, options=OPTIONS):
         pass
-    assert asked == {("_comm_ready", 0), ("_comm_close", 0)}
+    ours = {(name, retries) for name, retries in asked if name.startswith("_comm")}
+    assert ours == {("_comm_ready", 0), ("_comm_close", 0)}  # the board's client asks beside them

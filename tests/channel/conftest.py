@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -20,6 +21,12 @@ def pytest_asyncio_loop_factories(item: pytest.Function) -> Generator[None, Any,
     if item.get_closest_marker("ray") and item.originalname not in BOTH_LOOPS:
         return {"uvloop": factories["uvloop"]}
     return factories
+
+
+@pytest.fixture
+def name() -> str:
+    """A name of the test's own."""
+    return f"test {uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -45,12 +44,6 @@ def until(holds: Callable[[], bool]) -> None:
     """Another thread is about to see to it, and no event tells."""
     while not holds():
         os.sched_yield()
-
-
-@pytest.fixture
-def name() -> str:
-    """A name of the test's own."""
-    return f"test {uuid.uuid4().hex[:8]}"
 
 
 class Plain:

@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import uuid
 from typing import Any
 
 import pytest
@@ -40,12 +39,6 @@ from . import leaver
 from .peers import Peer, pid_of
 
 on_ray = pytest.mark.ray("peers", "shared")
-
-
-@pytest.fixture
-def name() -> str:
-    """A name of the test's own."""
-    return f"test {uuid.uuid4().hex[:8]}"
 
 
 def its_actor(channel: Channel) -> Any:

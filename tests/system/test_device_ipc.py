@@ -129,7 +129,7 @@ async def test_a_peer_that_is_gone_in_the_middle() -> None:
         await until(lambda: not sim.opened)
         await until(lambda: not any(stream.operations for stream in sim.streams))
         gc.collect()
-        assert sim.used_bytes <= before
+        await until(lambda: sim.used_bytes <= before)  # the poller sees the end of what was stuck
 
 
 async def test_a_pinned_route_that_cannot_be_set_up_says_why() -> None:

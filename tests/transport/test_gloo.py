@@ -150,6 +150,8 @@ class TestPace:
             # One grant for both, of which the sender takes one: the second stalls.
             await asyncio.wait_for(asyncio.gather(sender.send_blocks(noise(1000)), received[0]), 10)
             assert not received[1].done()
+        with pytest.raises(RouteError):  # severed here, or broken by the end of the sender
+            await received[1]
 
     @pytest.mark.asyncio
     async def test_the_loop_is_woken_once_for_several_small_ones(self, monkeypatch):
