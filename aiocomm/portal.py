@@ -7,6 +7,7 @@ lives in one loop).
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UsageError
@@ -37,8 +38,8 @@ def perform(
     Args:
         begin: gives its work.
         async_op: whether to return the work itself.
-        timeout: seconds to wait here. Then it is taken back; where it is too late for that, the
-            rest of it is waited for. None waits for ever.
+        timeout: seconds to wait here, from the call on. Then it is taken back; where it is too late
+            for that, the rest of it is waited for. None waits for ever.
         instead: what to do on a thread that runs an event loop, for the text.
 
     Raises:
@@ -54,9 +55,10 @@ def perform(
     if async_op:
         return begin()
     check_no_loop(instead)
+    began = time.monotonic()
     work = begin()
     try:
-        return _wait(work, timeout)
+        return _wait(work, timeout, began)
     except BaseException:  # an interrupt: what the peer sends next is for the next call
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the work with it
             work._loop.call_soon_threadsafe(work._abandon)
@@ -65,9 +67,10 @@ def perform(
         del work  # the traceback holds this frame; it shall not hold the work, and a buffer
 
 
-def _wait(work: AsyncWork[T], timeout: float | None) -> T:
+def _wait(work: AsyncWork[T], timeout: float | None, began: float) -> T:
+    left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
     try:
-        return work.wait(timeout)
+        return work.wait(left)
     except TimeoutError:
         what = work._whereabouts or repr(work)
         if _taken_back(work):
@@ -81,5 +84,5 @@ def _wait(work: AsyncWork[T], timeout: float | None) -> T:
 
 def _taken_back(work: AsyncWork[Any]) -> bool:
     verdict: AsyncWork[bool] = AsyncWork(loop=work._loop)
-    work._loop.call_soon_threadsafe(lambda: verdict._finish(work._withdraw()))
+    work._post(lambda: verdict._finish(work._withdraw()))
     return verdict.wait()

@@ -60,6 +60,7 @@ class Runtime:
         self._needs = needs
         self._lock = threading.Lock()
         self._entries: deque[tuple[Callable[[], None], Callable[[Exception], object]]] = deque()
+        self._woken = False  # the loop, for entries
         self._refusal: Exception | None = None
         self._copier: Copier | None = None
         self._closed = False
@@ -163,13 +164,17 @@ class Runtime:
             if self._refusal is not None:
                 raise self._refused()
             self._entries.append((entry, failed))
-            if len(self._entries) > 1:
-                return  # the first one woke the loop
+            if self._woken:
+                return
             # Under the lock: what a second thread posts to the loop after its own call of
             # ``enter``, a cancellation say, must not overtake the entries.
+            self._woken = True
             try:
                 self.loop.call_soon_threadsafe(self._run_entries)
-            except RuntimeError as error:
+            except BaseException as error:
+                self._woken = False
+                if not isinstance(error, RuntimeError):  # an interrupt: the next call wakes it
+                    raise
                 self._entries.clear()
                 self._refusal = ClosedError(
                     f"the event loop of {self.name} is closed: {self._needs}"
@@ -177,6 +182,7 @@ class Runtime:
                 raise self._refused() from error
 
     def _run_entries(self) -> None:
+        self._woken = False  # first: what is appended from here on wakes the loop again
         while self._entries:
             entry, failed = self._entries.popleft()
             try:
@@ -190,6 +196,7 @@ def _refuse_in_child() -> None:
     for runtime in list(_open):
         runtime._lock = threading.Lock()
         runtime._entries.clear()
+        runtime._woken = False
         runtime._refusal = WrongLoopError(
             f"the runtime of {runtime.name} was opened in process {os.getppid()}, before this one "
             "was forked: open a new one here, or start processes with 'spawn'"

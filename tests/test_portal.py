@@ -8,10 +8,11 @@ import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, TypeVar
+from unittest import mock
 
 import pytest
 
-from aiocomm.errors import UsageError, WouldBlockError
+from aiocomm.errors import ClosedError, UsageError, WouldBlockError
 from aiocomm.handles.base import AsyncWork
 from aiocomm.handles.delivered import DeliveredWork
 from aiocomm.portal import loop_options, perform
@@ -77,6 +78,32 @@ def test_what_comes_after_all_is_the_result(loop: asyncio.AbstractEventLoop, whe
             return False
 
     assert finish(Late(loop=loop), False, 0.01) == 3
+
+
+def test_a_time_out_when_the_loop_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = asyncio.new_event_loop()
+    work: AsyncWork[None] = AsyncWork(loop=ended)
+
+    def late(timeout: float | None) -> None:
+        ended.close()
+        raise TimeoutError
+
+    monkeypatch.setattr(work, "wait", late)
+    with pytest.raises(ClosedError, match="is closed"):
+        finish(work, False, 0)
+
+
+def test_the_time_out_counts_from_the_call(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work: AsyncWork[None] = AsyncWork(loop=loop)
+    waited: list[float | None] = []
+    monkeypatch.setattr(work, "wait", waited.append)
+    for timeout, began, ended in ((7, 0.0, 5.0), (7, 0.0, 9.0), (None, 0.0, 5.0)):
+        clock = mock.Mock(monotonic=iter((began, ended)).__next__)
+        monkeypatch.setattr("aiocomm.portal.time", clock)
+        finish(work, False, timeout)
+    assert waited == [2, 0, None]
 
 
 def test_what_is_refused_begins_nothing() -> None:

@@ -278,3 +278,20 @@ async def test_a_closed_runtime_starts_no_thread() -> None:
     runtime.close()
     with pytest.raises(ClosedError):
         runtime.off_loop(print)
+
+
+@pytest.mark.asyncio
+async def test_an_interrupt_before_the_loop_was_woken_leaves_that_to_the_next_call() -> None:
+    loop = mock.Mock()
+    loop.call_soon_threadsafe.side_effect = [KeyboardInterrupt, None]
+    runtime = Runtime(loop, Options(), "a:0")
+    got: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        in_thread(lambda: runtime.enter(lambda: got.append("interrupted"), ignore))
+    for name in ("next", "last"):
+        in_thread(partial(runtime.enter, partial(got.append, name), ignore))
+    wakings = [call.args[0] for call in loop.call_soon_threadsafe.call_args_list]
+    assert len(wakings) == 2  # of which the first was lost
+    wakings[1]()
+    assert got == ["interrupted", "next", "last"]
+    runtime.close()

@@ -2,22 +2,29 @@
 
 The handles of a process share one event loop in a thread of its own, which begins with the first
 and ends with the last. What nobody let go of is let go of when the process ends, so that what was
-put has left by then. May not know how a channel works: every call is one of the handle behind it.
+put has left by then, if there is room soon. The loop's own thread calls in here too, from functions
+of ``then``: what it reaches takes no lock that is held while somebody waits for the loop. May not
+know how a channel works: every call is one of the handle behind it.
 """
 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import functools
+import logging
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from anyio.from_thread import BlockingPortalProvider
 
+from ..comm import CLOSE_GRACE
 from ..errors import ChannelClosed, ClosedError, WrongLoopError
 from ..loops import check_no_loop
+from ..options import Options
 from ..portal import loop_options, perform
 from .handle import CONNECT_TIMEOUT, DEFAULT
 from .handle import Channel as _AsyncChannel
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from ..handles import AsyncWork
+
+log = logging.getLogger("aiocomm")
 
 T = TypeVar("T")
 
@@ -56,6 +65,7 @@ class Channel:
         self.namespace = namespace
         self._lock = threading.Lock()  # while it connects, and while it is let go of
         self._channel: _AsyncChannel | None = None
+        self._making: Future[_AsyncChannel] | None = None
         self._portal: BlockingPortal
         self._stack: contextlib.ExitStack
         self._process = 0
@@ -213,20 +223,14 @@ class Channel:
     def leave(self) -> None:
         """Let go of this handle, as ``aclose`` of the other one; calls that wait fail. Idempotent.
 
-        The channel goes on, unless this handle created it: then it is closed.
+        Waits until what was put is in the channel, however long there is no room; an interrupt
+        drops the rest. The channel goes on, unless this handle created it: then it is closed.
 
         Raises:
             WouldBlockError: this thread runs an event loop.
         """
         check_no_loop(INSTEAD)
-        with self._lock:
-            self._left = True
-            channel, self._channel = self._channel, None
-            if channel is None or self._process != os.getpid():  # the thread was never forked
-                return
-            atexit.unregister(self.leave)
-            with self._stack:
-                self._portal.call(channel.aclose)
+        self._leave(None)
 
     def __enter__(self) -> Self:
         if self._left:
@@ -250,38 +254,110 @@ class Channel:
         channel.name, channel.namespace = made.name, made.namespace
         return channel
 
-    def _open(self, make: Callable[[], Coroutine[Any, Any, _AsyncChannel]]) -> _AsyncChannel:
+    def _open(
+        self,
+        make: Callable[[], Coroutine[Any, Any, _AsyncChannel]],
+        timeout: float | None = None,
+    ) -> _AsyncChannel:
         check_no_loop(INSTEAD)
-        with contextlib.ExitStack() as stack:
-            self._portal = stack.enter_context(_portals())
-            making: Future[_AsyncChannel] = self._portal.start_task_soon(make)
-            try:
-                made = self._channel = making.result()
-            except BaseException:
-                making.cancel()  # where it was an interrupt
-                raise
-            self._stack = stack.pop_all()
         self._process = os.getpid()
-        atexit.register(self.leave)
+        try:
+            with contextlib.ExitStack() as stack:
+                self._making = self._start(stack, make)
+                made = self._channel = self._made_in(self._making, timeout)
+                self._stack = stack.pop_all()
+        except BaseException:
+            self._process = 0
+            raise
+        finally:
+            self._making = None
+        atexit.register(self._end)
         return made
+
+    def _start(
+        self, stack: contextlib.ExitStack, make: Callable[[], Coroutine[Any, Any, _AsyncChannel]]
+    ) -> Future[_AsyncChannel]:
+        self._portal = stack.enter_context(_portals())
+        try:
+            return self._portal.start_task_soon(make)
+        except RuntimeError:  # a function of ``then`` has ended the loop, with SystemExit say
+            _portals.cache_clear()
+            self._portal = stack.enter_context(_portals())
+            return self._portal.start_task_soon(make)
+
+    def _made_in(self, making: Future[_AsyncChannel], timeout: float | None) -> _AsyncChannel:
+        if self._left:  # while it began
+            making.cancel()
+        try:
+            return making.result(_limit(timeout))
+        except concurrent.futures.CancelledError:
+            raise self._ended() from None
+        except TimeoutError:
+            if making.cancel():
+                raise TimeoutError(_LATE.format(self.name, timeout)) from None
+            return making.result()
+        except BaseException:
+            making.cancel()  # where it was an interrupt
+            raise
+
+    def _leave(self, timeout: float | None) -> None:
+        self._left = True  # calls are refused from here on, they do not wait for the rest
+        if self._is_forked():  # the thread was never forked, and the lock perhaps while held
+            return
+        if (making := self._making) is not None:
+            making.cancel()
+        with self._lock:
+            channel, self._channel = self._channel, None
+            if channel is None:
+                return
+            atexit.unregister(self._end)
+            with self._stack:
+                try:
+                    leaving = self._portal.start_task_soon(channel.aclose)
+                except RuntimeError:  # the loop has ended, and the channel's end here with it
+                    return
+                try:
+                    leaving.result(timeout)
+                except BaseException:
+                    leaving.cancel()  # or whoever leaves last would wait for it
+                    raise
+
+    def _end(self) -> None:
+        """Let go of it at the end of the process, which nobody may hold up for ever."""
+        try:
+            self._leave(max(CLOSE_GRACE, _last_moment() - time.monotonic()))
+        except TimeoutError:
+            log.warning("channel %r: what was put is dropped, it finds no room", self.name)
+
+    def _is_forked(self) -> bool:
+        return self._process not in (0, os.getpid())
 
     def _ended(self) -> ClosedError:
         return ClosedError(f"the handle of channel {self.name!r} was closed on this side")
 
-    def _opened(self) -> _AsyncChannel:
+    def _opened(self, timeout: float | None) -> _AsyncChannel:
         """The handle behind this one; the first call of one that was sent connects it."""
-        with self._lock:
+        if self._is_forked():
+            raise WrongLoopError(
+                f"the handle of channel {self.name!r} belongs to the process that this one was "
+                "forked from: connect here"
+            )
+        if (channel := self._channel) is not None:
+            return channel
+        if self._left:
+            raise self._ended()
+        check_no_loop(INSTEAD)  # before the lock: see above
+        if not self._lock.acquire(timeout=_limit(timeout)):
+            raise TimeoutError(_LATE.format(self.name, timeout))
+        try:
             if self._left:
                 raise self._ended()
-            if self._channel is None:
-                connect = functools.partial(_AsyncChannel.connect, self.name)
-                return self._open(functools.partial(connect, namespace=self.namespace))
-            if self._process != os.getpid():
-                raise WrongLoopError(
-                    f"the handle of channel {self.name!r} belongs to the process that this one was "
-                    "forked from: connect here"
-                )
-            return self._channel
+            if self._channel is not None:
+                return self._channel
+            connect = functools.partial(_AsyncChannel.connect, self.name)
+            return self._open(functools.partial(connect, namespace=self.namespace), timeout)
+        finally:
+            self._lock.release()
 
     @overload
     def _do(self, begin: Callable[[_AsyncChannel], AsyncWork[T]]) -> T: ...
@@ -298,7 +374,20 @@ class Channel:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> AsyncWork[T] | T:
-        return perform(lambda: begin(self._opened()), async_op, timeout, instead=INSTEAD)
+        return perform(lambda: begin(self._opened(timeout)), async_op, timeout, instead=INSTEAD)
+
+
+def _limit(timeout: float | None) -> float:
+    return min(threading.TIMEOUT_MAX, threading.TIMEOUT_MAX if timeout is None else timeout)
+
+
+_LATE = "channel {!r}: not connected within {} s"
+
+
+@functools.cache
+def _last_moment() -> float:
+    """Of the process, which ends; counted from the first handle that it lets go of."""
+    return time.monotonic() + Options().close_timeout
 
 
 @functools.cache

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +70,7 @@ class _Bell:
 
     def wait(self, timeout: float | None) -> bool:
         try:
-            limit = None if timeout is None or timeout == inf else max(0.0, timeout)
+            limit = None if timeout is None else min(max(0.0, timeout), _NEVER)
             self._queue.get(timeout=limit)
         except Empty:
             return False

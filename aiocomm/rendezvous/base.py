@@ -153,9 +153,15 @@ def check_timeout(timeout: float) -> None:
     """Refuse what is not a time-out in seconds (infinity is one).
 
     Raises:
-        UsageError: not a number, NaN, or negative.
+        UsageError: not a number, NaN, negative, or too large for a float.
     """
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
+    try:
+        usable = isinstance(timeout, int | float) and not math.isnan(timeout)
+    except OverflowError as error:
+        raise UsageError(
+            f"a time-out of {int(timeout).bit_length()} bits is not usable: give a smaller one"
+        ) from error
+    if isinstance(timeout, bool) or not usable:
         raise UsageError(f"time-out {timeout!r} is not usable: give seconds >= 0")
     if timeout < 0:
         raise UsageError(f"time-out {timeout!r} is negative: give seconds >= 0")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import ray
 import torch
 
 from aiocomm.channel import Channel as AsyncChannel
+from aiocomm.channel import blocking
 from aiocomm.channel.blocking import Channel, _portals
 from aiocomm.errors import (
     ChannelClosed,
@@ -32,9 +34,16 @@ from aiocomm.errors import (
 )
 
 from ..actors import WAIT
+from ..cluster import NAMESPACE
 from ..sources import ROOT
 
 pytestmark = pytest.mark.ray("cluster", "shared")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Another thread is about to see to it, and no event tells."""
+    while not holds():
+        os.sched_yield()
 
 
 class Plain:
@@ -237,8 +246,12 @@ def test_what_was_put_has_left_when_the_process_ends(shared: str) -> None:
 def test_a_forked_process_has_no_part_in_it(shared: str) -> None:
     with Channel.connect(shared) as channel:
         parents = _portals()
+        channel._lock.acquire()  # as another thread may have it, which is not there in the child
         pid = os.fork()
-        if not pid:
+        if pid:
+            channel._lock.release()
+        else:
+            signal.alarm(int(WAIT))
             status = 1
             with contextlib.suppress(BaseException):
                 try:
@@ -249,6 +262,72 @@ def test_a_forked_process_has_no_part_in_it(shared: str) -> None:
             os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert channel.empty()
+
+
+def test_what_calls_in_the_loop_waits_for_nobody_who_waits_for_the_loop(shared: str) -> None:
+    with Channel.connect(shared) as channel:
+        got = channel.get("there", async_op=True)
+        again = got.then(lambda item: channel.put(item, key="back", async_op=True))
+        with channel._lock:  # as a thread has it that lets go of the handle
+            channel._channel.put("once", key="there")  # type: ignore[union-attr]
+            again.wait(WAIT)
+        assert channel.get("back") == "once"
+
+
+def test_calls_are_refused_while_it_is_let_go_of(name: str) -> None:
+    with ThreadPoolExecutor(2) as pool, Channel.create(name, maxsize=1) as owner:
+        channel = Channel.connect(name)
+        channel.put("first")
+        channel.put("second", async_op=True)
+        leaving = pool.submit(channel.leave)
+        until(lambda: channel._left)
+        refused = pool.submit(channel.put, "third")
+        with pytest.raises(ClosedError, match="closed on this side"):
+            refused.result(WAIT)
+        assert [owner.get(), owner.get()] == ["first", "second"]
+        leaving.result(WAIT)
+
+
+def test_the_time_out_of_a_call_includes_connecting(name: str) -> None:
+    sent = pickle.loads(pickle.dumps(Channel(name, NAMESPACE)))
+    with pytest.raises(TimeoutError, match=r"not connected within 0\.01 s"):
+        sent.get(timeout=0.01)
+    with ThreadPoolExecutor(2) as pool:
+        waits = pool.submit(sent.get)
+        until(lambda: sent._making is not None)
+        with pytest.raises(TimeoutError, match="not connected within 0 s"):
+            sent.put(1, timeout=0)  # the other thread is at it
+        pool.submit(sent.leave).result(WAIT)
+        with pytest.raises(ClosedError, match="closed on this side"):
+            waits.result()
+
+
+def test_the_end_of_the_process_does_not_wait_for_room_for_ever(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(blocking, "CLOSE_GRACE", 0.01)
+    monkeypatch.setattr(blocking, "_last_moment", lambda: 0.0)
+    with Channel.create(name, maxsize=1) as owner:
+        channel = Channel.connect(name)
+        channel.put("first")
+        late = channel.put("second", async_op=True)
+        channel._end()
+        assert "what was put is dropped" in caplog.text
+        assert owner.get() == "first"
+        late.wait(WAIT)  # the loop goes on for another handle, and so does this one's end
+        assert owner.get(timeout=WAIT) == "second"
+
+
+def test_a_loop_that_a_function_has_ended_is_begun_again(shared: str) -> None:
+    with Channel.connect(shared) as ended, Channel.connect(shared) as other:
+        got = ended.get("none", async_op=True).then(print)
+        (loop_thread,) = (each for each in threading.enumerate() if "portal" in each.name)
+        got._loop.call_soon_threadsafe(sys.exit)
+        loop_thread.join()
+        with pytest.raises(ClosedError):
+            other.put(1)
+        with Channel.connect(shared) as begun:
+            assert begun.empty()
 
 
 def test_both_kinds_of_handles_meet(shared: str) -> None:

@@ -202,3 +202,20 @@ async def test_many_threads_wait_for_one_work() -> None:
     for thread in threads:
         await asyncio.to_thread(thread.join)
     assert results == [6] * 8
+
+
+@pytest.mark.parametrize(
+    "timeout", [1e10, 1e300, 10**400, float("inf")], ids=["decades", "huge", "no float", "for ever"]
+)
+def test_a_time_out_may_be_longer_than_the_system_can_wait(
+    loop: asyncio.AbstractEventLoop, timeout: float
+) -> None:
+    async def body() -> None:
+        work = new_work()
+        waiting = asyncio.to_thread(block_until_done, work, asyncio.get_running_loop(), timeout)
+        work._finish(3)
+        assert await waiting
+
+    loop.run_until_complete(body())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
