@@ -223,8 +223,9 @@ class Channel:
     def leave(self) -> None:
         """Let go of this handle, as ``aclose`` of the other one; calls that wait fail. Idempotent.
 
-        Waits until what was put is in the channel, however long there is no room; an interrupt
-        drops the rest. The channel goes on, unless this handle created it: then it is closed.
+        Waits until what was put is in the channel, however long there is no room. An interrupt
+        ends the wait, and that of what was put if no other handle keeps the loop. The channel goes
+        on, unless this handle created it: then it is closed.
 
         Raises:
             WouldBlockError: this thread runs an event loop.
