@@ -1,48 +1,27 @@
 """Channels for code without an event loop: the same calls, which block.
 
-The handles of a process share one event loop in a thread of its own, which begins with the first
-and ends with the last. What nobody let go of is let go of when the process ends, so that what was
-put has left by then, if there is room soon. The loop's own thread calls in here too, from functions
-of ``then``: what it reaches takes no lock that is held while somebody waits for the loop. May not
-know how a channel works: every call is one of the handle behind it.
+Every call is one of the handle behind it, of which ``threaded.py`` takes care.
 """
 
 from __future__ import annotations
 
-import atexit
-import concurrent.futures
-import contextlib
-import functools
-import logging
-import os
-import threading
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
-from anyio.from_thread import BlockingPortalProvider
-
-from ..comm import CLOSE_GRACE
-from ..errors import ChannelClosed, ClosedError, WrongLoopError
+from ..errors import ChannelClosed
 from ..loops import check_no_loop
-from ..options import Options
-from ..portal import loop_options, perform
+from ..portal import perform
 from .handle import CONNECT_TIMEOUT, DEFAULT
 from .handle import Channel as _AsyncChannel
+from .threaded import INSTEAD, ThreadedHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
-    from concurrent.futures import Future
     from types import TracebackType
-
-    from anyio.from_thread import BlockingPortal
 
     from ..handles import AsyncWork
 
-log = logging.getLogger("aiocomm")
-
 T = TypeVar("T")
-
-INSTEAD = "use aiocomm.channel.Channel and await"
 
 
 class Channel:
@@ -63,16 +42,11 @@ class Channel:
     def __init__(self, name: str, namespace: str) -> None:
         self.name = name
         self.namespace = namespace
-        self._lock = threading.Lock()  # while it connects, and while it is let go of
-        self._channel: _AsyncChannel | None = None
-        self._making: Future[_AsyncChannel] | None = None
-        self._portal: BlockingPortal
-        self._stack: contextlib.ExitStack
-        self._process = 0
-        self._left = False
+        connect = partial(_AsyncChannel.connect, name, namespace=namespace)
+        self._behind = ThreadedHandle(name, connect)
 
     def __repr__(self) -> str:
-        return f"<blocking {self._channel or _AsyncChannel(self.name, self.namespace)!r}>"
+        return f"<blocking {self._behind!r}>"
 
     def __reduce__(self) -> tuple[type[Channel], tuple[str, str]]:
         return Channel, (self.name, self.namespace)
@@ -89,7 +63,7 @@ class Channel:
             WouldBlockError: this thread runs an event loop.
         """
         create = _AsyncChannel.create
-        return cls._made(functools.partial(create, name, maxsize, max_bytes, namespace=namespace))
+        return cls._made(name, partial(create, name, maxsize, max_bytes, namespace=namespace))
 
     @classmethod
     def connect(
@@ -103,7 +77,7 @@ class Channel:
             WouldBlockError: this thread runs an event loop.
         """
         connect = _AsyncChannel.connect
-        return cls._made(functools.partial(connect, name, namespace=namespace, timeout=timeout))
+        return cls._made(name, partial(connect, name, namespace=namespace, timeout=timeout))
 
     # --- items ---
 
@@ -231,11 +205,10 @@ class Channel:
             WouldBlockError: this thread runs an event loop.
         """
         check_no_loop(INSTEAD)
-        self._leave(None)
+        self._behind.leave()
 
     def __enter__(self) -> Self:
-        if self._left:
-            raise self._ended()
+        self._behind.check()
         return self
 
     def __exit__(
@@ -249,116 +222,12 @@ class Channel:
     # --- inside ---
 
     @classmethod
-    def _made(cls, make: Callable[[], Coroutine[Any, Any, _AsyncChannel]]) -> Channel:
-        channel = cls("", "")
-        made = channel._open(make)
-        channel.name, channel.namespace = made.name, made.namespace
+    def _made(cls, name: str, make: Callable[[], Coroutine[Any, Any, _AsyncChannel]]) -> Channel:
+        behind = ThreadedHandle(name, make)
+        made = behind.get()
+        channel = cls(made.name, made.namespace)
+        channel._behind = behind
         return channel
-
-    def _open(
-        self,
-        make: Callable[[], Coroutine[Any, Any, _AsyncChannel]],
-        timeout: float | None = None,
-    ) -> _AsyncChannel:
-        check_no_loop(INSTEAD)
-        self._process = os.getpid()
-        try:
-            with contextlib.ExitStack() as stack:
-                self._making = self._start(stack, make)
-                made = self._channel = self._made_in(self._making, timeout)
-                self._stack = stack.pop_all()
-        except BaseException:
-            self._process = 0
-            raise
-        finally:
-            self._making = None
-        atexit.register(self._end)
-        return made
-
-    def _start(
-        self, stack: contextlib.ExitStack, make: Callable[[], Coroutine[Any, Any, _AsyncChannel]]
-    ) -> Future[_AsyncChannel]:
-        self._portal = stack.enter_context(_portals())
-        try:
-            return self._portal.start_task_soon(make)
-        except RuntimeError:  # a function of ``then`` has ended the loop, with SystemExit say
-            _portals.cache_clear()
-            self._portal = stack.enter_context(_portals())
-            return self._portal.start_task_soon(make)
-
-    def _made_in(self, making: Future[_AsyncChannel], timeout: float | None) -> _AsyncChannel:
-        if self._left:  # while it began
-            making.cancel()
-        try:
-            return making.result(_limit(timeout))
-        except concurrent.futures.CancelledError:
-            raise self._ended() from None
-        except TimeoutError:
-            if making.cancel():
-                raise TimeoutError(_LATE.format(self.name, timeout)) from None
-            return making.result()
-        except BaseException:
-            making.cancel()  # where it was an interrupt
-            raise
-
-    def _leave(self, timeout: float | None) -> None:
-        self._left = True  # calls are refused from here on, they do not wait for the rest
-        if self._is_forked():  # the thread was never forked, and the lock perhaps while held
-            return
-        if (making := self._making) is not None:
-            making.cancel()
-        with self._lock:
-            channel, self._channel = self._channel, None
-            if channel is None:
-                return
-            atexit.unregister(self._end)
-            with self._stack:
-                try:
-                    leaving = self._portal.start_task_soon(channel.aclose)
-                except RuntimeError:  # the loop has ended, and the channel's end here with it
-                    return
-                try:
-                    leaving.result(timeout)
-                except BaseException:
-                    leaving.cancel()  # or whoever leaves last would wait for it
-                    raise
-
-    def _end(self) -> None:
-        """Let go of it at the end of the process, which nobody may hold up for ever."""
-        try:
-            self._leave(max(CLOSE_GRACE, _last_moment() - time.monotonic()))
-        except TimeoutError:
-            log.warning("channel %r: what was put is dropped, it finds no room", self.name)
-
-    def _is_forked(self) -> bool:
-        return self._process not in (0, os.getpid())
-
-    def _ended(self) -> ClosedError:
-        return ClosedError(f"the handle of channel {self.name!r} was closed on this side")
-
-    def _opened(self, timeout: float | None) -> _AsyncChannel:
-        """The handle behind this one; the first call of one that was sent connects it."""
-        if self._is_forked():
-            raise WrongLoopError(
-                f"the handle of channel {self.name!r} belongs to the process that this one was "
-                "forked from: connect here"
-            )
-        if (channel := self._channel) is not None:
-            return channel
-        if self._left:
-            raise self._ended()
-        check_no_loop(INSTEAD)  # before the lock: see above
-        if not self._lock.acquire(timeout=_limit(timeout)):
-            raise TimeoutError(_LATE.format(self.name, timeout))
-        try:
-            if self._left:
-                raise self._ended()
-            if self._channel is not None:
-                return self._channel
-            connect = functools.partial(_AsyncChannel.connect, self.name)
-            return self._open(functools.partial(connect, namespace=self.namespace), timeout)
-        finally:
-            self._lock.release()
 
     @overload
     def _do(self, begin: Callable[[_AsyncChannel], AsyncWork[T]]) -> T: ...
@@ -375,26 +244,4 @@ class Channel:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> AsyncWork[T] | T:
-        return perform(lambda: begin(self._opened(timeout)), async_op, timeout, instead=INSTEAD)
-
-
-def _limit(timeout: float | None) -> float:
-    return min(threading.TIMEOUT_MAX, threading.TIMEOUT_MAX if timeout is None else timeout)
-
-
-_LATE = "channel {!r}: not connected within {} s"
-
-
-@functools.cache
-def _last_moment() -> float:
-    """Of the process, which ends; counted from the first handle that it lets go of."""
-    return time.monotonic() + Options().close_timeout
-
-
-@functools.cache
-def _portals() -> BlockingPortalProvider:
-    """Of this process: a forked one has no thread of its parent's."""
-    return BlockingPortalProvider(backend_options=loop_options())
-
-
-os.register_at_fork(after_in_child=_portals.cache_clear)
+        return perform(lambda: begin(self._behind.get(timeout)), async_op, timeout, instead=INSTEAD)
