@@ -26,7 +26,7 @@ from aiocomm.errors import (
 
 from ..actors import WAIT
 
-pytestmark = pytest.mark.ray("cluster", "shared")
+pytestmark = pytest.mark.ray("plain", "shared")
 
 
 class Plain:
@@ -44,6 +44,7 @@ class Plain:
 @pytest.fixture(scope="module")
 def plain(cluster: None) -> Iterator[Any]:
     actor: Any = ray.remote(num_cpus=0)(Plain).remote()
+    ray.get(actor.__ray_ready__.remote())  # or it may come into sight in the middle of a test
     yield actor
     ray.kill(actor)
 
