@@ -187,8 +187,7 @@ class Session:
             except RouteError as error:
                 if self.state is State.UP:
                     raise
-                closed = ClosedError("the group was closed on this side", **self._where)
-                raise (self._error or closed).again() from error
+                raise (self._error or self._closed()).again() from error
 
     # --- the link comes and goes ---
 
@@ -338,16 +337,19 @@ class Session:
         return self._closing
 
     def _refuse_receives(self) -> None:
-        error = ClosedError("the group was closed on this side", **self._where)
+        error = self._closed()
         # What comes while sends leave is dropped, not left: the peer may be closing just so.
         self.receiving.close(error, drain=self._draining and self.sending.pending > 0)
+
+    def _closed(self) -> ClosedError:
+        return ClosedError("the group was closed on this side", **self._where)
 
     async def _run_close(self) -> None:
         if self._draining:
             await self._drain()
         quiet = not self._draining
         self._draining = False
-        self._error = ClosedError("the group was closed on this side", **self._where)
+        self._error = self._closed()
         self.sending.close(self._error, quiet=quiet)
         self._linked.set()
         if self._link is not None:

@@ -9,7 +9,7 @@ import math
 from numbers import Integral
 from typing import TYPE_CHECKING
 
-from ..errors import ChannelClosed, ChannelEmpty, ChannelFull, UsageError
+from ..errors import ChannelClosed, ChannelEmpty, ChannelFull, ClosedError, UsageError
 from .entries import Reason
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ MOST_BITS = 1000
 def closed(name: str) -> ChannelClosed:
     """The error of a channel that is closed and empty."""
     return ChannelClosed(f"channel {name!r} is closed: create a new one")
+
+
+def left(name: str) -> ClosedError:
+    """The error of a handle that was let go of."""
+    return ClosedError(f"the handle of channel {name!r} was closed on this side")
 
 
 def refusal(name: str, reason: int) -> AiocommError:

@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..options import Options
 from ..runtime import Runtime
-from .checks import check_key, check_target, check_weight, closed, refusal
+from .checks import check_key, check_target, check_weight, closed, left, refusal
 from .messages import (
     Ask,
     Cancel,
@@ -187,14 +187,14 @@ class ChannelClient:
         gets, self._gets = self._gets, {}
         for get in gets.values():
             self._send(Cancel(get._number))
-            get._fail(_left(self.name), quiet=True)
+            get._fail(left(self.name), quiet=True)
 
     async def leave(self) -> None:
         """Wait until what was put is in the channel, and let go of it. Idempotent.
 
         Cancellation: the rest is dropped.
         """
-        self._runtime.refuse(_left(self.name))  # or who goes on putting would be waited for
+        self._runtime.refuse(left(self.name))  # or who goes on putting would be waited for
         self.end_gets()
         gone = self._error is not None  # and nothing can leave any more
         try:
@@ -203,7 +203,7 @@ class ChannelClient:
                 await self._idle.wait()
         finally:
             self._send_taken()
-            self.fail(_left(self.name))
+            self.fail(left(self.name))
             self._runtime.close()
         if self._wire is not None:
             group = self._wire.group
@@ -394,7 +394,3 @@ class ChannelClient:
             failed = ChannelError(f"channel {self.name!r} broke: {error}")
             failed.__cause__ = error
             self.fail(failed)
-
-
-def _left(name: str) -> ClosedError:
-    return ClosedError(f"the handle of channel {name!r} was closed on this side")

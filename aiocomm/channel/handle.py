@@ -16,7 +16,6 @@ from ..errors import (
     ChannelClosed,
     ChannelError,
     ChannelLostError,
-    ClosedError,
     UsageError,
 )
 from ..handles.channel import LOOK
@@ -24,7 +23,7 @@ from ..rendezvous.base import check_timeout
 from ..rendezvous.bridge import in_thread
 from ..rendezvous.ray_client import local_host
 from . import actor, places
-from .checks import check_bound, check_name
+from .checks import check_bound, check_name, left
 from .client import NEEDS_LOOP, ChannelClient
 
 if TYPE_CHECKING:
@@ -298,7 +297,7 @@ class Channel:
         """What does the work; the first call of a handle that was sent connects it."""
         if self._client is None:
             if self._closing is not None:
-                raise ClosedError(f"the handle of channel {self.name!r} was closed on this side")
+                raise left(self.name)
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError as error:

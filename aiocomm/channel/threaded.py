@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 from anyio.from_thread import BlockingPortalProvider
 
 from ..comm import CLOSE_GRACE
-from ..errors import ClosedError, WrongLoopError
+from ..errors import WrongLoopError
 from ..loops import check_no_loop
 from ..options import Options
 from ..portal import loop_options
+from .checks import left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -60,11 +61,9 @@ class ThreadedHandle:
         self._left = False
 
     def __repr__(self) -> str:
-        return (
-            f"<Channel {self._name!r}: not connected>"
-            if self._channel is None
-            else repr(self._channel)
-        )
+        if self._channel is None:
+            return f"<Channel {self._name!r}: not connected>"
+        return repr(self._channel)
 
     def check(self) -> None:
         """Whether it can be used.
@@ -79,7 +78,7 @@ class ThreadedHandle:
                 "forked from: connect here"
             )
         if self._left:
-            raise self._ended()
+            raise left(self._name)
 
     def get(self, timeout: float | None = None) -> Channel:
         """The handle; the first call makes it, others wait until it is there.
@@ -167,7 +166,7 @@ class ThreadedHandle:
         try:
             return making.result(_limit(timeout))
         except concurrent.futures.CancelledError:
-            raise self._ended() from None
+            raise left(self._name) from None
         except TimeoutError:
             if making.cancel():
                 raise self._late(timeout) from None
@@ -185,9 +184,6 @@ class ThreadedHandle:
 
     def _is_forked(self) -> bool:
         return self._process not in (0, os.getpid())
-
-    def _ended(self) -> ClosedError:
-        return ClosedError(f"the handle of channel {self._name!r} was closed on this side")
 
     def _late(self, timeout: float | None) -> TimeoutError:
         return TimeoutError(f"channel {self._name!r}: not connected within {timeout} s")
